@@ -1,0 +1,1 @@
+"""Side-by-side measurements of Menagerie and its peers."""

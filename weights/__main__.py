@@ -1,0 +1,137 @@
+"""`python -m weights`: list the known models, fetch one, look into a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from weights import load
+from weights.checkpoint import Checkpoint, WeightError, printable
+from weights.download import fetch, is_fetched, megabytes
+from weights.registry import MODELS, resolve
+
+_EXAMPLES = """examples:
+  python -m weights list
+  python -m weights fetch smollm2
+  python -m weights inspect smollm2
+  python -m weights inspect model.safetensors --json
+"""
+_LONG = 16  # entries of an array that `inspect` still writes out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, or 1 with one line on stderr."""
+    args = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):  # a file's own text may not fit the terminal's encoding
+        stream.reconfigure(errors="backslashreplace")
+    try:
+        args.run(args)
+        sys.stdout.flush()
+    except WeightError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; run the same command again to go on", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m weights",
+        description="List, fetch and inspect model checkpoints.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("list", help="the models known by name")
+    command.set_defaults(run=_list)
+    command = commands.add_parser("fetch", help="download a model into the cache; prints its path")
+    command.add_argument("name", metavar="NAME", help="a name or alias from `list`")
+    command.set_defaults(run=lambda args: print(fetch(args.name)))
+    command = commands.add_parser("inspect", help="what a checkpoint holds")
+    command.add_argument("path", metavar="PATH", help="a file, a folder or a name from `list`")
+    command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    command.set_defaults(run=_inspect)
+    return parser
+
+
+def _list(args: argparse.Namespace) -> None:
+    rows = [("NAME", "ALIASES", "SIZE", "LICENCE", "FETCHED", "DESCRIPTION")]
+    for model in MODELS:
+        here = "yes" if is_fetched(model) else "no"
+        aliases, size = ", ".join(model.aliases), megabytes(model.size)
+        rows.append((model.name, aliases, size, model.licence, here, model.description))
+    _print_table(rows)
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    checkpoint = load(resolve(args.path))
+    facts = summary(checkpoint)
+    if args.json:
+        print(json.dumps(facts))
+        return
+    mix = facts["quantisation"].items()
+    print(f"file          {facts['file']}")
+    print(f"format        {facts['format']}")
+    print(f"architecture  {facts['architecture'] or 'not named'}")
+    print(f"parameters    {facts['parameters']:,} in {len(checkpoint)} tensors")
+    print(f"quantisation  {', '.join(f'{kind} {share:.1%}' for kind, share in mix)}")
+    print("\nmetadata")
+    _print_table((key, printable(_brief(value), 80)) for key, value in facts["metadata"].items())
+    print("\ntensors")
+    rows = (
+        (printable(t["name"]), t["type"], "x".join(map(str, t["shape"])) or "scalar", t["bytes"])
+        for t in facts["tensors"]
+    )
+    _print_table([("NAME", "TYPE", "SHAPE", "BYTES"), *rows])
+
+
+def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What `inspect` shows, as plain values; `quantisation` is each type's share of parameters."""
+    infos = {name: checkpoint.info(name) for name in checkpoint}
+    counts: Counter[str] = Counter()
+    for info in infos.values():
+        counts[info.type] += math.prod(info.shape)
+    total = sum(counts.values())
+    return {
+        "file": str(checkpoint.path),
+        "format": checkpoint.format,
+        "architecture": checkpoint.architecture,
+        "parameters": total,
+        "quantisation": {kind: n / max(total, 1) for kind, n in counts.most_common()},
+        "metadata": {key: _short(value) for key, value in checkpoint.metadata.items()},
+        "tensors": [
+            {"name": name, "type": i.type, "shape": list(i.shape), "bytes": i.nbytes}
+            for name, i in infos.items()
+        ],
+    }
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > _LONG:
+        return f"[{len(value)} entries]"
+    return value
+
+
+def _brief(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _print_table(rows: Iterable[Sequence[object]]) -> None:
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for row in cells:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

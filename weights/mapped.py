@@ -1,0 +1,48 @@
+"""A file's bytes, mapped read-only, and the Entry that reads one tensor out of them."""
+
+from __future__ import annotations
+
+import mmap
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weights.checkpoint import Entry, TensorInfo, WeightError
+from weights.quant import BY_NAME, READABLE
+
+if TYPE_CHECKING:
+    from engine import Tensor
+
+
+def open_mapped(path: Path) -> mmap.mmap:
+    """Map `path` read-only; WeightError when it is empty or can't be opened."""
+    try:
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:
+        raise WeightError("the file is empty", file=path) from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise WeightError(f"can't be read: {reason}", file=path) from None
+
+
+def entry(path: Path, data: mmap.mmap, name: str, info: TensorInfo, offset: int) -> Entry:
+    """The Entry of a tensor whose bytes lie at `offset` in `data`; the caller checked bounds."""
+    return Entry(info, partial(_read, path, data, name, info, offset))
+
+
+def _read(
+    path: Path, data: mmap.mmap, name: str, info: TensorInfo, offset: int, device: str | None
+) -> Tensor:
+    decode = BY_NAME[info.type].decode
+    if decode is None:
+        raise WeightError(
+            f"its type {info.type} can't be read yet",
+            file=path,
+            tensor=name,
+            remedy=f"types that can be read: {', '.join(READABLE)}",
+        )
+    raw = np.frombuffer(data, np.uint8, info.nbytes, offset)
+    return decode(raw, info.shape, device)

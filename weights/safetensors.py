@@ -1,0 +1,192 @@
+"""Read safetensors files and Hugging Face folders of them.
+
+Layout: an 8-byte little-endian header length, that many bytes of JSON, then the data, which the
+tensors must cover without holes or overlaps. Read here and not with the `safetensors` package
+because that one copies each tensor into NumPy and has no bfloat16 there, whereas a mapped file
+costs no memory until a tensor is used; the package is the oracle in the tests.
+Source: the format's specification, github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
+from weights.mapped import entry, open_mapped
+from weights.quant import BY_NAME
+
+MAX_HEADER = 100_000_000  # bytes; the specification's own limit
+MAX_DIMS = 16
+INDEX = "model.safetensors.index.json"
+
+
+def load(path: Path, device: str | None = None) -> Checkpoint:
+    """Open one safetensors file; WeightError, naming the file, for anything malformed."""
+    entries, metadata = _read_file(path)
+    return Checkpoint(path, "safetensors", metadata, entries, device)
+
+
+def load_folder(path: Path, device: str | None = None) -> Checkpoint:
+    """Open a Hugging Face folder; `.metadata` is its `config.json`.
+
+    Takes the shards that `model.safetensors.index.json` lists, or else `model.safetensors`, or
+    else every `*.safetensors` file.
+    """
+    config = path / "config.json"
+    metadata = _json_object(config, config.read_bytes()) if config.is_file() else {}
+    index = path / INDEX
+    entries = _read_index(index) if index.is_file() else _read_all(path)
+    return Checkpoint(path, "huggingface", metadata, entries, device)
+
+
+def looks_like(head: bytes, size: int) -> bool:
+    """Whether a file of `size` bytes that begins with `head` (9 bytes) may be safetensors."""
+    return len(head) >= 9 and int.from_bytes(head[:8], "little") + 8 <= size and head[8:9] == b"{"
+
+
+def _read_all(folder: Path) -> dict[str, Entry]:
+    whole = folder / "model.safetensors"
+    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise WeightError("no *.safetensors file in this folder", file=folder)
+    entries: dict[str, Entry] = {}
+    for file in files:
+        found, _ = _read_file(file)
+        both = entries.keys() & found.keys()
+        if both:
+            raise WeightError("another file of the folder has it too", file=file, tensor=min(both))
+        entries |= found
+    return entries
+
+
+def _read_index(index: Path) -> dict[str, Entry]:
+    weight_map = _json_object(index, index.read_bytes()).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightError("it has no weight_map", file=index)
+    shards: dict[str, dict[str, Entry]] = {}
+    entries: dict[str, Entry] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not _is_bare(name):
+            problem = "the index points outside its folder"
+            raise WeightError(problem, file=index, tensor=tensor, got=name)
+        if name not in shards:
+            shard = index.parent / name
+            if not shard.is_file():
+                remedy = f"fetch {printable(name)} again"
+                raise WeightError("a shard is missing", file=shard, tensor=tensor, remedy=remedy)
+            shards[name], _ = _read_file(shard)
+        if tensor not in shards[name]:
+            problem = f"the index says it is in {printable(name)}, which has no such tensor"
+            raise WeightError(problem, file=index, tensor=tensor)
+        entries[tensor] = shards[name][tensor]
+    return entries
+
+
+def _is_bare(name: str) -> bool:
+    """Whether `name` is a plain file name on every system: no folder, no drive, no `..`."""
+    posix, windows = PurePosixPath(name), PureWindowsPath(name)
+    return name not in ("", ".", "..") and "\0" not in name and posix.name == windows.name == name
+
+
+def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
+    data = open_mapped(path)
+    header = _header(path, data)
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise WeightError("__metadata__ is not an object", file=path)
+    start = 8 + int.from_bytes(data[:8], "little")
+    headers = {name: _tensor_header(path, name, row) for name, row in header.items()}
+    _check_layout(path, headers, len(data) - start)
+    entries = {
+        name: entry(path, data, name, info, start + begin)
+        for name, (info, begin) in headers.items()
+    }
+    return entries, metadata
+
+
+def _header(path: Path, data: mmap.mmap) -> dict[str, Any]:
+    if len(data) < 10:
+        raise WeightError("too short for a safetensors file", file=path, got=f"{len(data)} bytes")
+    length = int.from_bytes(data[:8], "little")
+    limit = min(len(data) - 8, MAX_HEADER)
+    if length > limit:
+        problem = "the header length is wrong"
+        expected = f"at most {limit} bytes"
+        remedy = "the file is cut short or not safetensors"
+        raise WeightError(problem, file=path, expected=expected, got=length, remedy=remedy)
+    return _json_object(path, data[8 : 8 + length])
+
+
+def _json_object(path: Path, raw: bytes) -> dict[str, Any]:
+    """Parse a JSON object that repeats no key; a file is not trusted."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        table = dict(pairs)
+        if len(table) < len(pairs):
+            raise ValueError("a key appears twice")
+        return table
+
+    def number(digits: str) -> int:
+        if len(digits) > 20:  # more than 64 bits hold; int() is quadratic in the digits
+            raise ValueError("a number is too long")
+        return int(digits)
+
+    try:
+        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_int=number)
+    except RecursionError:
+        raise WeightError("its JSON is nested too deep", file=path) from None
+    except ValueError as error:
+        raise WeightError(f"its JSON can't be read: {error}", file=path) from None
+    if not isinstance(value, dict):
+        raise WeightError("its JSON is not an object", file=path)
+    return value
+
+
+def _tensor_header(path: Path, name: str, row: Any) -> tuple[TensorInfo, int]:
+    """Check one tensor's header; return it with its offset from the start of the data."""
+    kind, shape, offsets = (
+        (row.get("dtype"), row.get("shape"), row.get("data_offsets"))
+        if isinstance(row, Mapping)
+        else (None, None, None)
+    )
+    if not isinstance(kind, str) or not _is_counts(shape) or not _is_counts(offsets):
+        problem = "its header is malformed"
+        expected = "dtype, shape and data_offsets"
+        raise WeightError(problem, file=path, tensor=name, expected=expected)
+    if kind not in BY_NAME or BY_NAME[kind].block != 1:
+        known = ", ".join(f.name for f in BY_NAME.values() if f.block == 1)
+        problem = "unknown tensor type"
+        raise WeightError(problem, file=path, tensor=name, expected=f"one of {known}", got=kind)
+    nbytes = BY_NAME[kind].size(tuple(shape))
+    if len(offsets) != 2 or offsets[1] - offsets[0] != nbytes:
+        problem = f"its data does not fit {kind} {tuple(shape)}"
+        expected = f"{nbytes} bytes"
+        raise WeightError(problem, file=path, tensor=name, expected=expected, got=offsets)
+    return TensorInfo(tuple(shape), kind, nbytes), offsets[0]
+
+
+def _is_counts(value: Any) -> bool:
+    whole = isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+    return whole and len(value) <= MAX_DIMS
+
+
+def _check_layout(path: Path, headers: dict[str, tuple[TensorInfo, int]], room: int) -> None:
+    """Check that the tensors cover the data exactly, as the specification demands."""
+    end = 0
+    for name, (info, begin) in sorted(headers.items(), key=lambda i: (i[1][1], i[1][0].nbytes)):
+        if begin != end:
+            problem = "its data overlaps another tensor's" if begin < end else "a hole before it"
+            raise WeightError(problem, file=path, tensor=name, expected=f"offset {end}", got=begin)
+        end += info.nbytes
+        if end > room:
+            problem = "its data runs past the end of the file"
+            remedy = "the file is cut short or damaged: fetch it again"
+            got = f"{room} bytes of data"
+            raise WeightError(problem, file=path, tensor=name, expected=end, got=got, remedy=remedy)
+    if end != room:
+        problem = "bytes after the last tensor"
+        raise WeightError(problem, file=path, expected=f"{end} bytes of data", got=room)

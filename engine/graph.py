@@ -1,0 +1,427 @@
+"""The lazy graph: interned nodes (op, sources, arg), and how movement ops map indices.
+
+Nodes are built through the functions below, which check shapes and drop no-ops. A shape is a
+tuple of `int | Expr`. A node never changes; `Tensor` is what gets rebound.
+
+Halves (float16, bfloat16) are storage formats: arithmetic on them is done in float32 and rounded
+to nearest even by CAST and by the store into a buffer, on every backend.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator
+from enum import Enum, auto
+from typing import Any
+
+from engine import dtype as dt
+from engine.dtype import DType
+from engine.symbolic import Expr, Int, bounds, less, product, upper, variables
+
+
+class ShapeError(ValueError):
+    """Shapes that don't fit together; the message holds both."""
+
+
+class Op(Enum):
+    """Every operation. An op exists only if the others can't express it."""
+
+    # sources
+    BUFFER = auto()  # arg: (Storage or parameter slot, version)
+    CONST = auto()  # arg: a number or an Expr
+    IOTA = auto()  # 0, 1, 2, … along the one axis
+    # movement: which element, never its value
+    RESHAPE = auto()  # arg: shape
+    PERMUTE = auto()  # arg: axes
+    EXPAND = auto()  # arg: shape; source axes of size 1 repeat
+    PAD = auto()  # arg: ((before, after), …); the new elements are 0
+    SHRINK = auto()  # arg: ((start, end), …)
+    FLIP = auto()  # arg: axes
+    # unary
+    CAST = auto()
+    BITCAST = auto()  # the last axis scales when the item size changes
+    RECIP = auto()
+    SQRT = auto()
+    EXP2 = auto()
+    LOG2 = auto()
+    SIN = auto()
+    TRUNC = auto()
+    # binary
+    ADD = auto()
+    MUL = auto()
+    IDIV = auto()  # ints, floor; x // 0 is 0
+    MOD = auto()  # ints, sign of the divisor; x % 0 is 0
+    MAX = auto()
+    CMPLT = auto()
+    CMPNE = auto()
+    AND = auto()
+    OR = auto()
+    XOR = auto()
+    SHL = auto()
+    SHR = auto()
+    # other
+    WHERE = auto()  # (condition, if true, if false)
+    REDUCE = auto()  # arg: ("add" | "max", axes); the axes stay, with size 1
+    GATHER = auto()  # (source, index), arg: axis; an index outside is clamped
+    ASSIGN = auto()  # (base, value), arg: ((start, end), …): base with that box replaced
+    CONTIGUOUS = auto()  # the same values, in a buffer of their own
+
+
+UNARY = frozenset({Op.RECIP, Op.SQRT, Op.EXP2, Op.LOG2, Op.SIN, Op.TRUNC})
+BINARY = frozenset(
+    {
+        Op.ADD, Op.MUL, Op.IDIV, Op.MOD, Op.MAX, Op.CMPLT, Op.CMPNE,
+        Op.AND, Op.OR, Op.XOR, Op.SHL, Op.SHR,
+    }
+)  # fmt: skip
+MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.FLIP})
+ELEMENTWISE = UNARY | BINARY | {Op.CAST, Op.BITCAST, Op.WHERE}
+TRANSCENDENTAL = frozenset({Op.EXP2, Op.LOG2, Op.SIN})
+
+
+class Storage:
+    """A place in a device's memory that BUFFER nodes name.
+
+    size is in elements, constant says that nobody writes it (a weight), version counts the writes
+    that earlier readers must not see, data is the backend's allocation (None until one is made).
+    """
+
+    __slots__ = ("__weakref__", "constant", "data", "device", "dtype", "size", "version")
+
+    def __init__(self, device: str, dtype: DType, size: int, constant: bool = False) -> None:
+        self.device = device
+        self.dtype = dtype
+        self.size = size
+        self.constant = constant
+        self.version = 0
+        self.data: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def __repr__(self) -> str:
+        return f"Storage({self.device}, {self.dtype}, {self.size})"
+
+
+class Node:
+    """One interned graph node; compare with `is`."""
+
+    __slots__ = ("__weakref__", "arg", "dtype", "op", "shape", "src")
+
+    op: Op
+    src: tuple[Node, ...]
+    arg: Any
+    dtype: DType
+    shape: tuple[Int, ...]
+
+    def __repr__(self) -> str:
+        arg = "" if self.arg is None else f" {self.arg}"
+        return f"{self.op.name}{arg} {self.dtype}{list(self.shape)}"
+
+    @property
+    def numel(self) -> Int:
+        return product(self.shape)
+
+
+_nodes: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionary()
+
+
+def make(op: Op, src: tuple[Node, ...], arg: Any, dtype: DType, shape: tuple[Int, ...]) -> Node:
+    """The one node with these parts. Everything else in this file ends here."""
+    # repr tells 0.0 from -0.0 and 1 from True, and makes a NaN equal to itself
+    key = (op, src, repr(arg) if op is Op.CONST else arg, dtype, shape)
+    found = _nodes.get(key)
+    if found is None:
+        found = Node()
+        found.op = op
+        found.src = src
+        found.arg = arg
+        found.dtype = dtype
+        found.shape = shape
+        _nodes[key] = found
+    return found
+
+
+def buffer(storage: Storage, shape: tuple[Int, ...]) -> Node:
+    """The present contents of a storage, row-major."""
+    return make(Op.BUFFER, (), (storage, storage.version), storage.dtype, shape)
+
+
+def const(value: int | float | bool | Expr, dtype: DType, shape: tuple[Int, ...] = ()) -> Node:
+    """One number (or symbolic int) in every element of `shape`."""
+    if not isinstance(value, Expr):
+        value = _as_python(value, dtype)
+    node = make(Op.CONST, (), value, dtype, ())
+    return expand(reshape(node, (1,) * len(shape)), shape) if shape else node
+
+
+def _as_python(value: Any, dtype: DType) -> int | float | bool:
+    if dtype is dt.bool_:
+        return bool(value)
+    if dtype.is_float:
+        return float(value)
+    span = 1 << dtype.bits
+    wrapped = int(value) % span  # ints wrap as NumPy's do
+    return wrapped - span if dtype.kind == "i" and wrapped >= span // 2 else wrapped
+
+
+def iota(n: Int) -> Node:
+    """0 … n-1 as int32, shape (n,)."""
+    return make(Op.IOTA, (), None, dt.int32, (n,))
+
+
+def reshape(x: Node, shape: tuple[Int, ...]) -> Node:
+    if shape == x.shape:
+        return x
+    if product(shape) != x.numel:
+        raise ShapeError(
+            f"reshape: {_show(x.shape)} has {x.numel} elements, "
+            f"{_show(shape)} has {product(shape)}"
+        )
+    if x.op is Op.RESHAPE:
+        return reshape(x.src[0], shape)
+    return make(Op.RESHAPE, (x,), shape, x.dtype, shape)
+
+
+def permute(x: Node, axes: tuple[int, ...]) -> Node:
+    if sorted(axes) != list(range(len(x.shape))):
+        raise ShapeError(f"permute: {axes} is no order of the axes of {_show(x.shape)}")
+    if axes == tuple(range(len(axes))):
+        return x
+    if x.op is Op.PERMUTE:
+        return permute(x.src[0], tuple(x.arg[a] for a in axes))
+    return make(Op.PERMUTE, (x,), axes, x.dtype, tuple(x.shape[a] for a in axes))
+
+
+def expand(x: Node, shape: tuple[Int, ...]) -> Node:
+    if shape == x.shape:
+        return x
+    if len(shape) != len(x.shape) or any(a not in (1, b) for a, b in zip(x.shape, shape)):
+        raise ShapeError(f"expand: {_show(x.shape)} doesn't broadcast to {_show(shape)}")
+    if x.op is Op.EXPAND:
+        return expand(x.src[0], shape)
+    return make(Op.EXPAND, (x,), shape, x.dtype, shape)
+
+
+def pad(x: Node, amounts: tuple[tuple[Int, Int], ...]) -> Node:
+    if len(amounts) != len(x.shape) or any(bounds(n)[0] < 0 for pair in amounts for n in pair):
+        raise ShapeError(f"pad: {amounts} doesn't fit {_show(x.shape)}; amounts are >= 0 per axis")
+    if all(pair == (0, 0) for pair in amounts):
+        return x
+    shape = tuple(before + n + after for n, (before, after) in zip(x.shape, amounts))
+    if 0 in x.shape:
+        return const(0, x.dtype, shape)
+    return make(Op.PAD, (x,), amounts, x.dtype, shape)
+
+
+def shrink(x: Node, ranges: tuple[tuple[Int, Int], ...]) -> Node:
+    if len(ranges) != len(x.shape):
+        raise ShapeError(f"shrink: {ranges} has another rank than {_show(x.shape)}")
+    for n, (start, end) in zip(x.shape, ranges):
+        if bounds(start)[0] < 0 or bounds(end - start)[0] < 0 or bounds(n - end)[0] < 0:
+            raise ShapeError(f"shrink: {start}:{end} is outside an axis of size {n}")
+    if all((start, end) == (0, n) for n, (start, end) in zip(x.shape, ranges)):
+        return x
+    shape = tuple(end - start for start, end in ranges)
+    return make(Op.SHRINK, (x,), ranges, x.dtype, shape)
+
+
+def flip(x: Node, axes: tuple[int, ...]) -> Node:
+    axes = tuple(a for a in sorted(set(axes)) if x.shape[a] != 1)
+    return make(Op.FLIP, (x,), axes, x.dtype, x.shape) if axes else x
+
+
+def cast(x: Node, dtype: DType) -> Node:
+    return x if x.dtype is dtype else make(Op.CAST, (x,), None, dtype, x.shape)
+
+
+def bitcast(x: Node, dtype: DType) -> Node:
+    if x.dtype is dtype:
+        return x
+    if dt.bool_ in (x.dtype, dtype):
+        raise TypeError("bitcast: bool has no bit pattern of its own; cast it")
+    shape = x.shape
+    if x.dtype.itemsize != dtype.itemsize:
+        if not shape or shape[-1] * x.dtype.itemsize % dtype.itemsize != 0:
+            raise ShapeError(
+                f"bitcast: the last axis of {_show(shape)} {x.dtype} doesn't divide into {dtype}"
+            )
+        shape = (*shape[:-1], shape[-1] * x.dtype.itemsize // dtype.itemsize)
+    return make(Op.BITCAST, (x,), None, dtype, shape)
+
+
+def unary(op: Op, x: Node) -> Node:
+    return make(op, (x,), None, x.dtype, x.shape)
+
+
+def binary(op: Op, a: Node, b: Node) -> Node:
+    if a.dtype is not b.dtype or a.shape != b.shape:
+        raise ShapeError(f"{op.name}: {a!r} and {b!r} differ in shape or type")
+    dtype = dt.bool_ if op in (Op.CMPLT, Op.CMPNE) else a.dtype
+    return make(op, (a, b), None, dtype, a.shape)
+
+
+def where(condition: Node, a: Node, b: Node) -> Node:
+    if a.dtype is not b.dtype or not condition.shape == a.shape == b.shape:
+        raise ShapeError(f"WHERE: {condition!r}, {a!r} and {b!r} differ in shape or type")
+    return make(Op.WHERE, (condition, a, b), None, a.dtype, a.shape)
+
+
+def reduce(x: Node, kind: str, axes: tuple[int, ...]) -> Node:
+    """kind "add" or "max" over axes, which stay with size 1; an empty sum is 0."""
+    axes = tuple(sorted(axes))
+    shape = tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+    if any(x.shape[a] == 0 for a in axes):
+        if kind == "max":
+            raise ShapeError(f"max over an empty axis of {_show(x.shape)}")
+        return const(0, x.dtype, shape)
+    axes = tuple(a for a in axes if x.shape[a] != 1)
+    return make(Op.REDUCE, (x,), (kind, axes), x.dtype, shape) if axes else x
+
+
+def gather(source: Node, index: Node, axis: int) -> Node:
+    """source's slices along `axis` at `index`, whose shape takes that axis's place."""
+    if not index.dtype.is_int:
+        raise TypeError(f"gather: the index must be ints, not {index.dtype}")
+    shape = source.shape[:axis] + index.shape + source.shape[axis + 1 :]
+    if source.shape[axis] == 0 and 0 not in shape:
+        raise ShapeError(f"gather: axis {axis} of {_show(source.shape)} is empty")
+    return make(Op.GATHER, (source, index), axis, source.dtype, shape)
+
+
+def assign(base: Node, value: Node, ranges: tuple[tuple[Int, Int], ...]) -> Node:
+    """base (a BUFFER or an earlier ASSIGN) with the box `ranges` replaced by value."""
+    box = tuple(end - start for start, end in ranges)
+    if value.shape != box or value.dtype is not base.dtype:
+        raise ShapeError(f"assign: {value!r} into a box of shape {_show(box)} {base.dtype}")
+    shrink(base, ranges)  # checks the bounds
+    return make(Op.ASSIGN, (base, value), ranges, base.dtype, base.shape)
+
+
+def contiguous(x: Node) -> Node:
+    return x if x.op in (Op.BUFFER, Op.CONTIGUOUS) else make(
+        Op.CONTIGUOUS, (x,), None, x.dtype, x.shape
+    )  # fmt: skip
+
+
+def toposort(sinks: Iterable[Node], leaves: frozenset[Node] | set[Node] = frozenset()) -> list:
+    """Every node below `sinks`, sources first; nodes in `leaves` are not entered."""
+    order: list[Node] = []
+    done: set[Node] = set()
+    stack: list[tuple[Node, Iterator[Node]]] = []
+    for sink in sinks:
+        if sink in done:
+            continue
+        done.add(sink)
+        stack.append((sink, iter(() if sink in leaves else sink.src)))
+        while stack:
+            node, rest = stack[-1]
+            for child in rest:
+                if child not in done:
+                    done.add(child)
+                    stack.append((child, iter(() if child in leaves else child.src)))
+                    break
+            else:
+                order.append(node)
+                stack.pop()
+    return order
+
+
+def graph_variables(nodes: Iterable[Node]) -> set[Expr]:
+    """The symbolic ints in the shapes and arguments of nodes."""
+    found: set[Expr] = set()
+    for node in nodes:
+        for n in node.shape:
+            found |= variables(n)
+        if node.op is Op.CONST:
+            found |= variables(node.arg) if isinstance(node.arg, Expr) else frozenset()
+        elif node.op in (Op.SHRINK, Op.PAD, Op.ASSIGN):
+            for pair in node.arg:
+                found |= variables(pair[0]) | variables(pair[1])
+    return found
+
+
+Index = tuple[Int, ...]
+Guard = tuple[Expr, ...]  # conditions (0 or 1) that must all hold
+
+
+def move_index(node: Node, index: Index) -> tuple[Index, Guard]:
+    """Where a movement op's element at `index` comes from in its source.
+
+    The guard is non-empty only for PAD: where it fails, the element is 0 and there is no source.
+    """
+    source = node.src[0]
+    match node.op:
+        case Op.RESHAPE:
+            return reshape_index(index, node.shape, source.shape), ()
+        case Op.PERMUTE:
+            moved: list[Int] = [0] * len(index)
+            for position, axis in enumerate(node.arg):
+                moved[axis] = index[position]
+            return tuple(moved), ()
+        case Op.EXPAND:
+            return tuple(0 if n == 1 else i for i, n in zip(index, source.shape)), ()
+        case Op.SHRINK:
+            return tuple(i + start for i, (start, _) in zip(index, node.arg)), ()
+        case Op.FLIP:
+            flipped = enumerate(zip(index, node.shape))
+            return tuple(n - 1 - i if a in node.arg else i for a, (i, n) in flipped), ()
+        case Op.PAD:
+            moved, guard = [], []
+            for i, n, (before, _) in zip(index, source.shape, node.arg):
+                moved.append(i - before)
+                guard += [less(-1, i - before), less(i - before, n)]
+            return tuple(moved), tuple(g for g in guard if not (isinstance(g, int) and g == 1))
+    raise AssertionError(f"{node.op.name} doesn't move elements")
+
+
+def reshape_index(index: Index, shape: tuple[Int, ...], to: tuple[Int, ...]) -> Index:
+    """The index into shape `to` of the element at `index` of `shape` (same count, row-major).
+
+    Axes are matched in groups of equal size, so that an untouched axis (a symbolic one above all)
+    passes through without a division.
+    """
+    out: list[Int] = []
+    i = j = 0
+    while i < len(shape) or j < len(to):
+        group_i, group_j = i, j
+        left: Int = 1
+        right: Int = 1
+        if i < len(shape):
+            left, i = shape[i], i + 1
+        if j < len(to):
+            right, j = to[j], j + 1
+        while left != right:
+            if (upper(left) < upper(right) and i < len(shape)) or j >= len(to):
+                left, i = left * shape[i], i + 1
+            else:
+                right, j = right * to[j], j + 1
+        out += _regroup(index[group_i:i], shape[group_i:i], to[group_j:j])
+    return tuple(out)
+
+
+def _regroup(index: Index, shape: tuple[Int, ...], to: tuple[Int, ...]) -> list[Int]:
+    wide = [(i, n) for i, n in zip(index, shape) if n != 1]
+    targets = [a for a, n in enumerate(to) if n != 1]
+    out: list[Int] = [0] * len(to)
+    if len(wide) == len(targets) == 1:  # only axes of size 1 came or went
+        out[targets[0]] = wide[0][0]
+        return out
+    flat = flat_index(tuple(i for i, _ in wide), tuple(n for _, n in wide))
+    for a in reversed(targets):
+        out[a] = flat if a == targets[0] else flat % to[a]
+        flat = flat // to[a]
+    return out
+
+
+def flat_index(index: Index, shape: tuple[Int, ...]) -> Int:
+    """The row-major position of `index` in `shape`."""
+    flat: Int = 0
+    for i, n in zip(index, shape):
+        flat = flat * n + i
+    return flat
+
+
+def _show(shape: tuple[Int, ...]) -> str:
+    return "(" + ", ".join(str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"

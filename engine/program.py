@@ -1,0 +1,118 @@
+"""Capture the kernels of a call once, replay them with new inputs and new symbolic ints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine import graph as g
+from engine import tensor as tensors
+from engine.graph import Node, Op, Storage, make
+from engine.realize import Prepared, prepare
+from engine.runtime import get_device
+from engine.schedule import schedule
+from engine.symbolic import Expr, Var, upper
+from engine.tensor import Tensor
+
+
+@dataclass
+class _Capture:
+    """What one combination of input shapes was captured as."""
+
+    prepared: Prepared
+    inputs: list[Storage]
+    outputs: list[Tensor]
+    single: bool
+    written: list[Tensor]
+    growth: dict[Storage, int]  # how many versions one run adds to each storage written
+
+
+class Program:
+    """A function of Tensors and named ints whose kernels are captured on the first call.
+
+    Later calls with inputs of the same shapes and types replay them: no Python of the function
+    runs again, so it must do the same work for every value. The output tensors are the program's
+    own and are overwritten by the next call: read them before. Tensors that the function writes to
+    (`cache[...] = x`) are updated in place.
+    """
+
+    def __init__(self, function: Callable[..., Any], limits: dict[str, tuple[int, int]]) -> None:
+        self.function = function
+        self.variables = {name: Var(name, *ends) for name, ends in limits.items()}
+        self.captures: dict[tuple, _Capture] = {}
+
+    def __call__(self, *inputs: Tensor, **ints: int) -> Any:
+        """Run it. Raises TypeError for a missing or unknown int, ValueError for one out of bounds."""
+        values = self._values(ints)
+        key = tuple((t.shape, t.dtype, t.device) for t in inputs)
+        if key not in self.captures:
+            self.captures[key] = self._capture(inputs)
+        capture = self.captures[key]
+        for storage, given in zip(capture.inputs, inputs):
+            source = given.realize().node.arg[0]
+            get_device(storage.device).copy(source.data, storage.data, storage.nbytes)
+        self._run(capture, values)
+        return capture.outputs[0] if capture.single else tuple(capture.outputs)
+
+    def _values(self, ints: dict[str, int]) -> dict[Expr, int]:
+        if ints.keys() != self.variables.keys():
+            raise TypeError(f"the program takes {sorted(self.variables)}, not {sorted(ints)}")
+        for name, value in ints.items():
+            var = self.variables[name]
+            if not var.min <= value <= var.max:
+                raise ValueError(f"{name} = {value} is outside {var.min} … {var.max}")
+        return {self.variables[name]: int(value) for name, value in ints.items()}
+
+    def _capture(self, inputs: tuple[Tensor, ...]) -> _Capture:
+        storages = []
+        held = []
+        for t in inputs:
+            storage = Storage(t.device, t.dtype, upper(t.numel))
+            storages.append(storage)
+            held.append(Tensor(g.buffer(storage, t.shape), device=t.device))
+        written: list[Tensor] = []
+        tensors._recorders.append(written)
+        try:
+            result = self.function(*held, **self.variables)
+        finally:
+            tensors._recorders.remove(written)
+        single = isinstance(result, Tensor)
+        outputs = [result] if single else list(result)
+        written = list({id(t): t for t in written}.values())
+        device = (outputs or written or held)[0].device
+        for storage in storages:
+            storage.data = get_device(device).allocate(max(1, storage.nbytes))
+        own = [g.make(Op.CONTIGUOUS, (t.node,), None, t.dtype, t.shape)
+               if t.node.op is Op.BUFFER else t.node for t in outputs]  # fmt: skip
+        plan = schedule([*own, *(t.node for t in written)], device)
+        growth = {s: v - s.version for s, v in plan.versions.items()}
+        prepared = prepare(plan)
+        outputs = [Tensor(n, device=device) for n in plan.results[: len(outputs)]]
+        return _Capture(prepared, storages, outputs, single, written, growth)
+
+    @staticmethod
+    def _run(capture: _Capture, values: dict[Expr, int]) -> None:
+        results = capture.prepared.run(values)
+        for storage, added in capture.growth.items():
+            storage.version += added
+        count = len(capture.outputs)
+        for tensor, node in zip(capture.outputs, results[:count]):
+            storage = node.arg[0]
+            storage.version += storage not in capture.growth
+            tensor.node = _present(node)
+        for tensor, node in zip(capture.written, results[count:]):
+            tensor.node = _present(node)
+
+
+def _present(node: Node) -> Node:
+    storage = node.arg[0]
+    return make(Op.BUFFER, (), (storage, storage.version), node.dtype, node.shape)
+
+
+def program(function: Callable[..., Any], **limits: tuple[int, int]) -> Program:
+    """`function` as a Program; each keyword names a symbolic int and its inclusive bounds.
+
+    step = program(forward, start_pos=(0, 2047)); logits = step(ids, start_pos=17)
+    """
+    return Program(function, limits)

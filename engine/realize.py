@@ -1,0 +1,128 @@
+"""From nodes to memory: schedule, lower, render, compile, place, launch. The one file joining them.
+
+Compiled kernels are remembered per device by their canonical form (buffers numbered, not named), so
+the layers of a network share code. On disk the backend remembers them by source.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.graph import Node, Op, Storage, graph_variables, make, toposort
+from engine.lower import lower
+from engine.render import render
+from engine.runtime import Device, DeviceError, Replay, Step, get_device
+from engine.schedule import Kernel, Schedule, plan_memory, schedule
+from engine.symbolic import Expr, product
+
+_compiled: dict[tuple[str, Kernel], Any] = {}
+
+DEBUG = int(os.environ.get("DEBUG", "0") or 0)
+
+
+@dataclass
+class Prepared:
+    """A schedule with its memory and its compiled kernels, ready to run any number of times."""
+
+    plan: Schedule
+    replay: Replay
+    variables: frozenset[Expr]
+    memory: list[Any]  # keeps the arena alive
+
+    def run(self, values: Mapping[Expr, int]) -> list[Node]:
+        """Run it all; return the sinks' BUFFER nodes. Every variable needs a value."""
+        missing = self.variables - values.keys()
+        if missing:
+            names = ", ".join(sorted(v.text for v in missing))
+            raise ValueError(f"no value for {names}: symbolic ints get theirs from a program")
+        self.replay(values)
+        return self.plan.results
+
+
+def realize(nodes: Sequence[Node], device_name: str) -> list[Node]:
+    """Compute nodes now and return a BUFFER node for each."""
+    plan = schedule(nodes, device_name)
+    results = prepare(plan).run({})
+    plan.commit()
+    return results
+
+
+def prepare(plan: Schedule) -> Prepared:
+    """Allocate and compile everything a schedule needs."""
+    device = get_device(plan.device)
+    kept = {n.arg[0] for n in plan.results}
+    arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
+    slotted = [_canonical(k) for k in plan.kernels]
+    _compile([k for k, _ in slotted], device, plan.device)
+    variables = frozenset(graph_variables(n for k, _ in slotted for n in toposort([k.root])))
+    variables |= _box_variables(plan.kernels)
+    steps = [
+        Step(executable, [_handle(s, plan.device) for s in storages], groups, label)
+        for (kernel, storages) in slotted
+        for executable, groups, label in [_compiled[plan.device, kernel]]
+    ]
+    ordered = sorted(variables, key=lambda v: v.text)
+    return Prepared(plan, device.replay(steps, ordered), variables, arena)
+
+
+def _box_variables(kernels: Sequence[Kernel]) -> frozenset[Expr]:
+    ends = [n for k in kernels if k.box for pair in k.box for n in pair if isinstance(n, Expr)]
+    return frozenset().union(*(n.vars for n in ends))
+
+
+def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> list[Any]:
+    """Give every temporary its memory: the sharable ones in one arena, the others their own."""
+    offsets, size = plan_memory(plan.kernels, sharable)
+    arena = device.allocate(max(1, size))
+    for storage in plan.temporaries:
+        if storage in offsets:
+            storage.data = device.part(arena, offsets[storage], max(1, storage.nbytes))
+        else:
+            storage.data = device.allocate(max(1, storage.nbytes))
+    return [arena]
+
+
+def _handle(storage: Storage, device_name: str) -> Any:
+    if storage.device != device_name:
+        raise DeviceError(
+            f"a tensor on {storage.device} is used with one on {device_name}; move it with .to()"
+        )
+    if storage.data is None:
+        raise DeviceError("a program's input has no value while the program is being captured")
+    return storage.data
+
+
+def _canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
+    """The kernel with its buffers numbered (the target is 0), and the storages in that order."""
+    storages = [kernel.target.arg[0]]
+    new: dict[Node, Node] = {}
+    for n in toposort([kernel.root]):
+        if n.op is Op.BUFFER:
+            slot = (len(storages), n.arg[0].constant)
+            storages.append(n.arg[0])
+            new[n] = make(Op.BUFFER, (), slot, n.dtype, n.shape)
+        else:
+            new[n] = make(n.op, tuple(new[s] for s in n.src), n.arg, n.dtype, n.shape)
+    target = kernel.target
+    slot0 = make(Op.BUFFER, (), (0, False), target.dtype, target.shape)
+    return Kernel(new[kernel.root], slot0, kernel.box), storages
+
+
+def _compile(kernels: Sequence[Kernel], device: Device, name: str) -> None:
+    """Fill `_compiled` for every kernel that isn't there: all new ones in one program."""
+    fresh = [k for k in dict.fromkeys(kernels) if (name, k) not in _compiled]
+    if not fresh:
+        return
+    if device.target is None:
+        for k in fresh:
+            _compiled[name, k] = (k, product(k.root.shape), k.root.op.name)
+        return
+    functions = [lower(k, device.target, name=f"k{i}") for i, k in enumerate(fresh)]
+    source = render(functions, device.target)
+    if DEBUG >= 4:
+        print(source)
+    for k, f, executable in zip(fresh, functions, device.compile(source, [f.name for f in functions])):
+        _compiled[name, k] = (executable, f.groups, f.label)

@@ -1,0 +1,108 @@
+"""Devices: one file per backend, opened by name.
+
+A backend module imports on any machine; it opens its driver only when its device is made.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.symbolic import Expr, Int
+
+
+class DeviceError(RuntimeError):
+    """A device that can't be used, in one line with the way out."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code generation may know of a device."""
+
+    dialect: str  # a key of render.DIALECTS
+    is_cpu: bool
+    lanes: int  # floats in the widest register that is worth using
+    cores: int  # work-groups that run at once
+    features: frozenset[str] = field(default_factory=frozenset)  # CPU flags that a recipe may use
+
+
+@dataclass
+class Step:
+    """One kernel in a replayable list: what to run, on which memory, how many work-groups."""
+
+    executable: Any
+    buffers: list[Any]  # the backend's handles; the written one first
+    groups: Int
+    label: str
+    flops: Int = 0
+    nbytes: Int = 0
+
+
+class Replay(Protocol):
+    """A list of steps made ready to run again and again."""
+
+    def __call__(self, values: Mapping[Expr, int]) -> None: ...
+
+
+class Device(Protocol):
+    """What every backend offers. A handle is whatever the backend uses for memory."""
+
+    name: str
+    target: Target | None  # None: the backend evaluates kernels itself, without generated code
+
+    def allocate(self, nbytes: int) -> Any: ...
+    def part(self, handle: Any, offset: int, nbytes: int) -> Any: ...
+    def wrap(self, array: np.ndarray) -> Any: ...
+    def read(self, handle: Any, nbytes: int) -> np.ndarray: ...
+    def write(self, handle: Any, data: np.ndarray) -> None: ...
+    def copy(self, source: Any, target: Any, nbytes: int) -> None: ...
+    def compile(self, source: str, names: Sequence[str]) -> list[Any]: ...
+    def replay(self, steps: Sequence[Step], variables: Sequence[Expr]) -> Replay: ...
+
+
+def _opencl(which: str) -> Device:
+    from engine.runtime.opencl import OpenCLDevice
+
+    return OpenCLDevice(which)
+
+
+def _reference(which: str) -> Device:
+    from engine.runtime.reference import ReferenceDevice
+
+    return ReferenceDevice()
+
+
+BACKENDS: dict[str, Callable[[str], Device]] = {"opencl": _opencl, "reference": _reference}
+
+_opened: dict[str, Device] = {}
+_default: str | None = None
+
+
+def set_default_device(name: str) -> None:
+    """Use `name` wherever no device is given; the device is opened now, so errors come early."""
+    global _default
+    get_device(name)
+    _default = name
+
+
+def default_device() -> str:
+    """The name set by `set_default_device`, or ZOO_DEVICE, or "opencl"."""
+    return _default or os.environ.get("ZOO_DEVICE") or "opencl"
+
+
+def get_device(name: str | None = None) -> Device:
+    """The device called `name` ("opencl", "opencl:1", "reference"), opened once.
+
+    Raises DeviceError for a name that no backend knows, or a device that can't be opened.
+    """
+    name = name or default_device()
+    if name not in _opened:
+        backend, _, which = name.partition(":")
+        if backend not in BACKENDS:
+            raise DeviceError(f"no device {name!r}; there are {', '.join(sorted(BACKENDS))}")
+        _opened[name] = BACKENDS[backend](which)
+    return _opened[name]

@@ -1,0 +1,163 @@
+"""Name tables: every layout gives Meta's names, and query/key rows in Meta's order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine import Tensor
+from weights import Params, WeightError, check, load, names
+from weights.checkpoint import Checkpoint, Entry, TensorInfo
+
+HEADS, KV_HEADS, HEAD, DIM, HIDDEN, LAYERS = 4, 2, 6, 24, 10, 2  # fewer KV heads than heads
+
+CANONICAL = {
+    "tok_embeddings.weight": (7, DIM),
+    "norm.weight": (DIM,),
+    "output.weight": (7, DIM),
+}
+for _n in range(LAYERS):
+    CANONICAL |= {
+        f"layers.{_n}.attention.wq.weight": (HEADS * HEAD, DIM),
+        f"layers.{_n}.attention.wk.weight": (KV_HEADS * HEAD, DIM),
+        f"layers.{_n}.attention.wv.weight": (KV_HEADS * HEAD, DIM),
+        f"layers.{_n}.attention.wo.weight": (DIM, HEADS * HEAD),
+        f"layers.{_n}.feed_forward.w1.weight": (HIDDEN, DIM),
+        f"layers.{_n}.feed_forward.w2.weight": (DIM, HIDDEN),
+        f"layers.{_n}.feed_forward.w3.weight": (HIDDEN, DIM),
+        f"layers.{_n}.attention_norm.weight": (DIM,),
+        f"layers.{_n}.ffn_norm.weight": (DIM,),
+    }
+
+# What the other layouts call each part, spelled out and not derived from the tables under test.
+GGUF = {
+    "tok_embeddings": "token_embd", "norm": "output_norm", "output": "output",
+    "layers": "blk", "attention.wq": "attn_q", "attention.wk": "attn_k", "attention.wv": "attn_v",
+    "attention.wo": "attn_output", "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up", "attention_norm": "attn_norm", "ffn_norm": "ffn_norm",
+}  # fmt: skip
+HF = {
+    "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head",
+    "layers": "model.layers", "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj", "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj", "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj", "feed_forward.w3": "mlp.up_proj",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+}  # fmt: skip
+
+
+def spelled(key: str, words: dict[str, str]) -> str:
+    """A canonical key in another layout's words."""
+    if not key.startswith("layers."):
+        return f"{words[key.removesuffix('.weight')]}.weight"
+    layers, number, rest = key.removesuffix(".weight").split(".", 2)
+    return f"{words[layers]}.{number}.{words[rest]}.weight"
+
+
+def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
+    def entry(array: np.ndarray) -> Entry:
+        info = TensorInfo(array.shape, "F32", array.nbytes)
+        return Entry(info, lambda device: Tensor.from_numpy(array, device="reference"))
+
+    entries = {key: entry(array) for key, array in arrays.items()}
+    return Checkpoint(Path("model"), "test", {}, entries)
+
+
+@pytest.fixture
+def canonical() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {key: rng.normal(size=s).astype(np.float32) for key, s in CANONICAL.items()}
+
+
+def halves(w: np.ndarray, n_heads: int) -> np.ndarray:
+    """Interleaved pairs -> rotated halves, row by row as the two conventions define them."""
+    out, head = np.empty_like(w), len(w) // n_heads
+    for h in range(n_heads):
+        for pair in range(head // 2):
+            for side in range(2):
+                out[h * head + side * head // 2 + pair] = w[h * head + 2 * pair + side]
+    return out
+
+
+def in_hf_order(key: str, w: np.ndarray) -> np.ndarray:
+    heads = {"wq": HEADS, "wk": KV_HEADS}.get(key.split(".")[-2])
+    return halves(w, heads) if heads else w
+
+
+def equal(renamed: Checkpoint, canonical: dict[str, np.ndarray]) -> None:
+    check(renamed, CANONICAL)
+    for key, array in canonical.items():
+        np.testing.assert_array_equal(renamed[key].numpy(), array)
+
+
+def test_gguf_names_become_metas(canonical):
+    arrays = {spelled(key, GGUF): w for key, w in canonical.items()}
+    arrays["rope_freqs.weight"] = np.ones(3, np.float32)
+    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+
+
+def test_hf_names_become_metas_and_rows_become_pairs(canonical):
+    arrays = {spelled(key, HF): in_hf_order(key, w) for key, w in canonical.items()}
+    arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
+    arrays["model.rotary_emb.inv_freq"] = np.ones(3, np.float32)
+    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+
+
+def test_metas_names_stay(canonical):
+    arrays = canonical | {"rope.freqs": np.ones(3, np.float32)}
+    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+
+
+def test_hf_biases_are_reordered_like_their_rows():
+    bias = np.arange(KV_HEADS * HEAD, dtype=np.float32)
+    arrays = {
+        "model.embed_tokens.weight": np.zeros((1, 1), np.float32),
+        "model.layers.0.self_attn.k_proj.bias": halves(bias, KV_HEADS),
+    }
+    renamed = names.llama(checkpoint(arrays), HEADS, KV_HEADS)
+    assert renamed["layers.0.attention.wk.bias"].tolist() == bias.tolist()
+
+
+def test_missing_output_stays_missing(canonical):
+    del canonical["output.weight"]
+    p = Params(names.llama(checkpoint({spelled(k, HF): w for k, w in canonical.items()}), 4, 2))
+    assert "output" not in p and "tok_embeddings" in p
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.layers.0.self_attn.q_norm.weight",
+        "xmodel.norm.weight",
+        "model.norm.weight.x",
+        "model.norm.weight\n",
+        "model.layers.٣.input_layernorm.weight",
+        "blk.0.attn_q.weight",
+    ],
+)
+def test_key_that_no_row_matches_is_an_error(key):
+    arrays = {name: np.zeros((2, 2), np.float32) for name in ("model.embed_tokens.weight", key)}
+    with pytest.raises(WeightError, match="no row of the name table matches it"):
+        names.llama(checkpoint(arrays), 1, 1)
+
+
+def test_foreign_checkpoint_and_indivisible_rows_are_errors():
+    zeros = np.zeros((6, 2), np.float32)
+    with pytest.raises(WeightError, match="model: not a LLaMA checkpoint"):
+        names.llama(checkpoint({"encoder.weight": zeros}), 1, 1)
+    key = "model.layers.0.self_attn.q_proj.weight"
+    for n_heads in (0, 2, 6):
+        with pytest.raises(WeightError, match="its rows do not divide into heads"):
+            arrays = {"model.embed_tokens.weight": zeros, key: zeros}
+            names.llama(checkpoint(arrays), n_heads, 1)
+
+
+def test_real_model_has_exactly_the_canonical_keys(smollm2):
+    renamed = names.llama(load(smollm2), 9, 3)
+    layer = {"attention.wq", "attention.wk", "attention.wv", "attention.wo", "attention_norm"}
+    layer |= {"feed_forward.w1", "feed_forward.w2", "feed_forward.w3", "ffn_norm"}
+    wanted = {f"layers.{n}.{part}.weight" for n in range(30) for part in layer}
+    assert set(renamed) == wanted | {"tok_embeddings.weight", "norm.weight"}
+    assert renamed.info("layers.29.attention.wk.weight").shape == (192, 576)

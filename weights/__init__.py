@@ -7,9 +7,8 @@ from pathlib import Path
 
 from weights import gguf, safetensors
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
-from weights.download import FetchError, fetch
+from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
-from weights.registry import resolve
 
 __all__ = [
     "Checkpoint",

@@ -13,8 +13,8 @@ from typing import Any
 
 from weights import load
 from weights.checkpoint import Checkpoint, WeightError, printable
-from weights.download import fetch, is_fetched, megabytes
-from weights.registry import MODELS, resolve
+from weights.download import fetch, is_fetched, megabytes, resolve
+from weights.registry import MODELS
 
 _EXAMPLES = """examples:
   python -m weights list

@@ -85,6 +85,21 @@ def fetch(name: str | Model) -> Path:
     return model.path
 
 
+def resolve(name_or_path: str | os.PathLike[str]) -> Path:
+    """The local file or folder of a path or of a registry name, fetched when it isn't here yet.
+
+    What exists, or is spelled like a path, is a path. WeightError for an unknown name or a path
+    that doesn't exist, FetchError when fetching fails.
+    """
+    path = Path(name_or_path).expanduser()
+    if path.exists():
+        return path
+    name = os.fspath(name_or_path)
+    if not isinstance(name_or_path, str) or _spelled_like_a_path(name):
+        raise WeightError("no such file or folder", file=path)
+    return fetch(name)
+
+
 def _fetch(model: Model, folder: Path) -> None:
     size, licence = megabytes(model.size), model.licence
     failures = []
@@ -110,8 +125,9 @@ def _from_hub(source: Hub, folder: Path, model: Model) -> Path:
     """
     from huggingface_hub import hf_hub_url  # slow to import, so only when it is needed
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers, logging
 
+    logging.set_verbosity_error()  # its warning per retry would bury the one line that helps
     part = folder / f"{hashlib.sha256(repr(source).encode()).hexdigest()[:16]}.part"
     url = hf_hub_url(source.repo, source.filename, revision=source.revision)
     try:
@@ -127,7 +143,7 @@ def _from_hub(source: Hub, folder: Path, model: Model) -> Path:
         if part.stat().st_size > model.size:
             part.unlink()  # not a part of this file; the next try must start anew
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FetchError(first) from None
+        raise FetchError(first.rstrip(".")) from None
     return part
 
 
@@ -217,3 +233,9 @@ def _lock(path: Path, model: Model) -> AbstractContextManager:
     except Timeout:
         print(f"waiting for another process that fetches {model.name}", file=sys.stderr)
         return lock.acquire()
+
+
+def _spelled_like_a_path(name: str) -> bool:
+    separators = {"/", os.sep, os.altsep or os.sep}
+    suffix = name.lower().endswith((".gguf", ".safetensors"))
+    return suffix or name.startswith((".", "~")) or any(s in name for s in separators)

@@ -88,17 +88,20 @@ def _run(command: list[str], scratch: Path) -> None:
         encoding="utf-8",
         errors="replace",
     )
+    bar = None
     try:
-        with progress("downloading", 0) as bar:
-            for line in process.stdout:
-                if match := re.match(r"Progress (\d+) of (\d+)", line):
-                    bar.total = int(match[2])
-                    bar.update(int(match[1]) - bar.n)
-                else:
-                    lines.append(line.strip())
+        for line in process.stdout:
+            if match := re.match(r"Progress (\d+) of (\d+)", line):
+                if bar is None:
+                    bar = progress("downloading", int(match[2]))
+                bar.update(int(match[1]) - bar.n)
+            else:
+                lines.append(line.strip())
         if process.wait():
             raise _failure(lines)
     finally:
+        if bar is not None:
+            bar.close()
         process.kill()  # no effect once it has ended; on Ctrl-C it may still run
         process.wait()
         process.stdout.close()

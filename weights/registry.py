@@ -92,26 +92,3 @@ def find(name: str) -> Model:
         f"no model is called '{printable(name)}' and no such file exists",
         remedy=f"{hint}`python -m weights list` shows the names",
     )
-
-
-def resolve(name_or_path: str | os.PathLike[str]) -> Path:
-    """The local file or folder of a path or of a registry name, fetched when it isn't here yet.
-
-    What exists, or is spelled like a path, is a path. WeightError for an unknown name or a path
-    that doesn't exist, FetchError when fetching fails.
-    """
-    from weights.download import fetch
-
-    path = Path(name_or_path).expanduser()
-    if path.exists():
-        return path
-    name = os.fspath(name_or_path)
-    if not isinstance(name_or_path, str) or _spelled_like_a_path(name):
-        raise WeightError("no such file or folder", file=path)
-    return fetch(name)
-
-
-def _spelled_like_a_path(name: str) -> bool:
-    separators = {"/", os.sep, os.altsep or os.sep}
-    suffix = name.lower().endswith((".gguf", ".safetensors"))
-    return suffix or name.startswith((".", "~")) or any(s in name for s in separators)

@@ -45,7 +45,8 @@ def wheel(folder: Path, content: bytes = CONTENT, member: str = MEMBER) -> Path:
     about = "toy_model-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, content)
-        archive.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0")
+        facts = "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0"
+        archive.writestr(f"{about}/METADATA", facts)
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
         archive.writestr(f"{about}/WHEEL", tag)
         archive.writestr(f"{about}/RECORD", "")

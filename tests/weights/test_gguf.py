@@ -19,7 +19,7 @@ QUICK = 1.0  # seconds that any rejection may take
 def opened(tmp_path, raw: bytes):
     path = tmp_path / "model.gguf"
     path.write_bytes(raw)
-    return load(path)
+    return load(path, device="reference")
 
 
 def read_everything(checkpoint) -> None:

@@ -1,0 +1,85 @@
+"""`python -m weights`: results on stdout, one line on stderr for a mistake, exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.weights import build as b
+from weights.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def model(tmp_path) -> str:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(b.small_gguf())
+    return str(path)
+
+
+def test_inspect_shows_what_the_file_holds(model, capsys):
+    assert main(["inspect", model]) == 0
+    out, err = capsys.readouterr()
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert err == ""
+    assert {"format gguf", "architecture llama", "parameters 9 in 2 tensors"} <= set(lines)
+    assert "quantisation F32 66.7%, F16 33.3%" in lines
+    assert "x F32 2x3 24" in lines and "y F16 3 6" in lines
+
+
+def test_inspect_json_is_one_object(model, capsys):
+    assert main(["inspect", model, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["architecture"] == "llama" and facts["parameters"] == 9
+    assert facts["metadata"]["tokenizer.ggml.tokens"] == ["a", "é", "", "🦙"]
+    assert facts["tensors"][0] == {"name": "x", "type": "F32", "shape": [2, 3], "bytes": 24}
+
+
+def test_inspect_knows_types_that_it_cannot_read(tmp_path, capsys):
+    path = tmp_path / "m"
+    path.write_bytes(b.gguf([], [b.header("w", (256,), 12, 0)], bytes(144)))
+    assert main(["inspect", str(path)]) == 0
+    assert "quantisation  Q4_K 100.0%" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("argument", ["absent.gguf", "no-such-model"])
+def test_wrong_file_or_name_is_one_line_and_exit_code_1(argument, capsys):
+    assert main(["inspect", argument]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and argument in err
+
+
+@pytest.mark.parametrize("argv", [[], ["fetch"], ["frobnicate"], ["list", "--no-such-flag"]])
+def test_wrong_usage_is_exit_code_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2 and capsys.readouterr().out == ""
+
+
+def test_list_names_size_and_licence(capsys):
+    assert main(["list"]) == 0
+    assert "smollm2  98.4 MB  Apache-2.0" in capsys.readouterr().out
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    assert "python -m weights fetch smollm2" in capsys.readouterr().out
+
+
+def test_reader_that_stops_early_is_no_error(model):
+    """As in `python -m weights inspect FILE | head -1`."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "weights", "inspect", model]
+    ended = subprocess.run(command, cwd=ROOT, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr
+    assert "BrokenPipe" not in ended.stderr

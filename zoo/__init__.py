@@ -1,0 +1,1 @@
+"""The models and their commands; no model imports another."""

@@ -1,0 +1,198 @@
+"""Byte-level BPE: a file's own vocabulary and merges, run by tiktoken.
+
+Source: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), section 2.2;
+the printable stand-ins for bytes are those of GPT-2's encoder.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import tiktoken
+
+_CONTRACTION = r"'(?:[sdmt]|ll|ve|re)"
+_CONTRACTION_ANY_CASE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_SPACES = r"\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+def _words(digits: str) -> str:
+    return (
+        rf"{_CONTRACTION_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|{_SPACES}"
+    )
+
+
+def _cased_words(digits: str, suffix: str) -> str:
+    first = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{first}{_UPPER}*{_LOWER}+{suffix}|{first}{_UPPER}+{_LOWER}*{suffix}|{digits}"
+        rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|\s*[\r\n]+|{_SPACES}"
+    )
+
+
+GPT2 = rf"{_CONTRACTION}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|{_SPACES}"
+# Digits are cut out first and GPT2 runs on what lies between them, so spaces before a digit end
+# a piece just as spaces at the end of the text do.
+SINGLE_DIGITS = rf"{_CONTRACTION}| ?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+|\s+(?![^\s\p{{N}}])|\s+"
+LLAMA3 = _words(r"\p{N}{1,3}")
+QWEN2 = _words(r"\p{N}")
+TEKKEN = _cased_words(r"\p{N}", "")
+GPT4O = _cased_words(r"\p{N}{1,3}", rf"{_CONTRACTION_ANY_CASE}?")
+
+# The names that GGUF files give their pre-tokenizer (`tokenizer.ggml.pre`).
+PRE_TOKENIZERS = {
+    "default": GPT2,
+    "gpt-2": GPT2,
+    "phi-2": GPT2,
+    "mpt": GPT2,
+    "olmo": GPT2,
+    "jais": GPT2,
+    "exaone4": GPT2,
+    "granite-docling": GPT2,
+    "smollm": SINGLE_DIGITS,
+    "starcoder": SINGLE_DIGITS,
+    "refact": SINGLE_DIGITS,
+    "command-r": SINGLE_DIGITS,
+    "codeshell": SINGLE_DIGITS,
+    "exaone": SINGLE_DIGITS,
+    "minerva-7b": SINGLE_DIGITS,
+    "llama3": LLAMA3,
+    "llama-v3": LLAMA3,
+    "llama-bpe": LLAMA3,
+    "falcon3": LLAMA3,
+    "falcon-h1": LLAMA3,
+    "pixtral": LLAMA3,
+    "lfm2": LLAMA3,
+    "dbrx": LLAMA3,
+    "smaug-bpe": LLAMA3,
+    "chatglm-bpe": LLAMA3,
+    "glm4": LLAMA3,
+    "qwen2": QWEN2,
+    "deepseek-r1-qwen": QWEN2,
+    "stablelm2": QWEN2,
+    "hunyuan": QWEN2,
+    "megrez": QWEN2,
+    "tekken": TEKKEN,
+    "gpt-4o": GPT4O,
+    "llama4": GPT4O,
+}
+
+# tiktoken's matcher overflows its stack on some 500,000 spaces in a row and takes the process
+# down with it, so such a run is cut.
+_LONG_SPACE = re.compile(r"\s{100000}")
+
+
+def byte_alphabet() -> dict[int, int]:
+    """Code point of GPT-2's printable stand-in -> the byte it stands for."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)) - set(printable))
+    return dict(zip(printable, printable)) | {256 + i: byte for i, byte in enumerate(others)}
+
+
+_FOREIGN = re.compile("[^" + re.escape("".join(map(chr, byte_alphabet()))) + "]")
+
+
+def to_bytes(tokens: Sequence[str]) -> list[bytes]:
+    """The bytes of each token that is written in the stand-in alphabet.
+
+    A token with any other character (an added token, say) stands for its own UTF-8.
+    """
+    text = "".join(tokens)
+    cuts = list(accumulate(map(len, tokens), initial=0))
+    # One pass over one string: the vocabulary is read at every start.
+    packed = text.translate(byte_alphabet()).encode("latin-1", "replace")
+    out = [packed[a:b] for a, b in pairwise(cuts)]
+    for match in _FOREIGN.finditer(text):
+        token = bisect_right(cuts, match.start()) - 1
+        out[token] = tokens[token].encode("utf-8", "replace")
+    return out
+
+
+class BytePairEncoder:
+    """Text -> token ids by pair merges in the file's order; holds nothing but tables.
+
+    tiktoken merges the neighbours whose joint bytes have the lowest rank, so a token's rank is the
+    place of its first merge, whatever its id is. Tokens that no merge makes get no rank, unless
+    `whole_words` says that a piece which is itself a token is taken as it is.
+    """
+
+    def __init__(
+        self,
+        tokens: Sequence[str],
+        token_bytes: Sequence[bytes],
+        merges: Sequence[str],
+        pattern: str,
+        whole_words: bool = False,
+    ) -> None:
+        ids = dict(zip(tokens, range(len(tokens))))
+        alphabet = {chr(point): bytes([byte]) for point, byte in byte_alphabet().items()}
+        ranks = {raw: raw[0] for raw in alphabet.values()}
+        order = [ids.get(char, -1) for char, raw in sorted(alphabet.items(), key=lambda x: x[1])]
+        merged = "\n".join(merges).replace(" ", "").split("\n") if merges else []
+        candidates = [*dict.fromkeys(merged), *(tokens if whole_words else ())]
+        for token in candidates:
+            raw = token_bytes[ids[token]]
+            if raw not in ranks:
+                ranks[raw] = len(order)
+                order.append(ids[token])
+        self._id_of_rank = order
+        self._incomplete = -1 in order
+        self._core = _encoding(pattern, ranks)
+
+    def encode(self, text: str, after_special: bool = True) -> list[int]:
+        """Token ids of `text`; a byte that the vocabulary lacks is dropped."""
+        if len(text) > 100_000 and _LONG_SPACE.search(text):
+            cuts = [0, *(match.end() for match in _LONG_SPACE.finditer(text)), len(text)]
+            parts = [text[a:b] for a, b in pairwise(cuts)]
+            return [i for part in parts for i in self._encode(part)]
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids = [self._id_of_rank[rank] for rank in self._core.encode_ordinary(text)]
+        return [i for i in ids if i >= 0] if self._incomplete else ids
+
+
+def _encoding(pattern: str, ranks: dict[bytes, int]) -> tiktoken.Encoding:
+    import tiktoken
+
+    # Whatever a foreign pattern leaves unmatched would vanish: take it character by character.
+    return tiktoken.Encoding(
+        "file", pat_str=rf"{pattern}|(?s:.)", mergeable_ranks=ranks, special_tokens={}
+    )
+
+
+class Utf8Stream:
+    """Bytes in, text out: a character is given out once its last byte has come.
+
+    Bytes that can't be UTF-8 become U+FFFD, at the latest at `finish`.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def feed(self, raw: bytes) -> str:
+        return self._decoder.decode(raw)
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def scrub(text: str) -> str:
+    """`text` with lone surrogates (bytes of an argument that were not UTF-8) made U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raw = text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")
+        return raw.decode("utf-8", "replace")
+    return text
+
+
+def _is_escaped(text: Iterable[str]) -> bool:
+    return all("\udc80" <= char <= "\udcff" for char in text if "\ud800" <= char <= "\udfff")

@@ -1,0 +1,161 @@
+"""What the commands share: flags, one-line errors with their exit codes, and notes to stderr."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 141, 130  # 128 + the number of the signal
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with one-line errors, flags spelt with `-` or `_`, and examples kept as written."""
+
+    def __init__(self, **options) -> None:
+        options.setdefault("formatter_class", _HelpFormatter)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        note(f"{self.prog}: {one_line(message)}; see {self.prog} --help")
+        raise SystemExit(2)
+
+    def parse_known_args(self, args=None, namespace=None):
+        return super().parse_known_args(dashed(sys.argv[1:] if args is None else args), namespace)
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28)
+
+
+def dashed(args: Sequence[str]) -> list[str]:
+    """`--max_tokens=5` as `--max-tokens=5`; nothing after a bare `--` is touched."""
+    out = list(args)
+    for i, arg in enumerate(out):
+        if arg == "--":
+            break
+        if arg.startswith("--"):
+            flag, equals, value = arg.partition("=")
+            out[i] = flag.replace("_", "-") + equals + value
+    return out
+
+
+def add_model_flags(parser: argparse.ArgumentParser, default_model: str) -> None:
+    """--model, --device, --dtype and --seed, which every model's commands take."""
+    group = parser.add_argument_group("model and device")
+    group.add_argument(
+        "--model",
+        metavar="NAME|PATH",
+        default=default_model,
+        help="a name from `python -m weights list`, a file or a folder (default: %(default)s)",
+    )
+    group.add_argument(
+        "--device", help="opencl, opencl:1, reference, … (default: ZOO_DEVICE, else the best)"
+    )
+    group.add_argument(
+        "--dtype",
+        choices=("auto", "f32"),
+        default="auto",
+        help="auto: multiply in bf16 where that is fast; f32: exact (default: auto)",
+    )
+    group.add_argument(
+        "--seed", type=integer(0), help="repeat a random result (default: a new one each time)"
+    )
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """An argparse type: a whole number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        return _within(value, low, high)
+
+    return parse
+
+
+def number(low: float, high: float | None = None) -> Callable[[str], float]:
+    """An argparse type: a finite number from `low` to `high`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+        if value != value or value in (float("inf"), float("-inf")):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+        return _within(value, low, high)
+
+    return parse
+
+
+def _within(value, low, high):
+    if value < low or (high is not None and value > high):
+        span = f"{low} or more" if high is None else f"from {low} to {high}"
+        raise argparse.ArgumentTypeError(f"must be {span}, got {value}")
+    return value
+
+
+def note(message: str) -> None:
+    """A line on stderr; a closed stderr is no reason to fail."""
+    try:
+        print(message, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
+
+
+def one_line(error: object) -> str:
+    """An error's text on one line."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def run(command: Callable[[], int | None], name: str) -> int:
+    """Run a command; return its exit code, with a user's mistakes told in one line.
+
+    2 for bad flags, 1 for anything else a user can mend, 130 after Ctrl-C, 141 when the reader of
+    stdout has gone. A bug still gives its traceback.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a console that lacks a character shows "?"
+    try:
+        code = command() or 0
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        note("")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout once more as it ends, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except user_errors() as error:
+        note(f"{name}: {_describe(error)}")
+        return getattr(error, "exit_code", 1)
+
+
+def user_errors() -> tuple[type[BaseException], ...]:
+    """The errors that are told in one line; looked up only once one has been raised."""
+    from zoo.errors import UserError
+
+    found: list[type[BaseException]] = [UserError, OSError, MemoryError]
+    # A package that was never imported can't have raised.
+    for module, names in (
+        ("weights", ("WeightError", "FetchError")),
+        ("engine", ("DeviceError",)),
+    ):
+        if module in sys.modules:
+            found += [getattr(sys.modules[module], name) for name in names]
+    return tuple(found)
+
+
+def _describe(error: BaseException) -> str:
+    if isinstance(error, MemoryError):
+        return "out of memory; a smaller --ctx or a smaller model needs less"
+    return one_line(error)

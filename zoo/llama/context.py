@@ -1,0 +1,90 @@
+"""Context: the key/value cache of one conversation, and the two programs that extend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from engine import Tensor, dtype, program
+from weights import Params
+from zoo.llama import model
+
+PREFILL = 128  # prompt tokens per call: enough rows to keep a matrix multiply busy
+SCORED = 32  # rows per call when the logits of every position are wanted
+
+
+class Context:
+    """A cache of `size` positions; `ids` are the tokens whose keys and values it holds.
+
+    Asked for the logits after a sequence, it computes only what lies behind the longest prefix
+    that it has already. One compile serves every position and every length.
+    """
+
+    def __init__(
+        self, params: Params, config: model.Config, size: int, device: str | None = None
+    ) -> None:
+        self.size, self.ids = size, []
+        self._config, self._device = config, device
+        # A program's slices are checked for the largest start and length at once, hence the
+        # rows behind the last position; no token is ever attended there.
+        cache = model.init_cache(config, size + PREFILL - 1, device)
+        start = (0, size - 1)
+
+        def last(ids, start_pos, length=None):
+            ids = ids if length is None else ids[:length]
+            return model.forward(params, config, ids, start_pos, cache, last_only=True)
+
+        def every(ids, start_pos):
+            return model.forward(params, config, ids, start_pos, cache)
+
+        self._decode = program(last, start_pos=start)
+        self._prefill = program(last, start_pos=start, length=(1, PREFILL))
+        self._score = program(every, start_pos=start)
+
+    def next_logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits of the token after `ids`, (vocab,) float32; at least one id, at most `size`."""
+        at = self._keep(ids, len(ids) - 1)
+        while True:
+            part = list(ids[at : at + PREFILL])
+            if len(part) == 1:
+                out = self._decode(self._tensor(part), start_pos=at)
+            else:
+                padded = self._tensor(part + [0] * (PREFILL - len(part)))
+                out = self._prefill(padded, start_pos=at, length=len(part))
+            at += len(part)
+            if at == len(ids):
+                logits = out.numpy()
+                self.ids += ids[len(self.ids) :]
+                return logits.reshape(-1)
+
+    def all_logits(self, ids: Sequence[int]) -> np.ndarray:
+        """Logits after every one of `ids`, (len(ids), vocab) float32; nothing is reused."""
+        self._keep(ids, 0)
+        rows = []
+        for at in range(0, len(ids), SCORED):
+            part = list(ids[at : at + SCORED])
+            # The padding leaves rows in the cache that are overwritten before they are attended.
+            out = self._score(self._tensor(part + [0] * (SCORED - len(part))), start_pos=at)
+            rows.append(np.array(out.numpy()[: len(part)]))
+        self.ids += ids
+        return np.concatenate(rows)
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.ids = []
+
+    def _keep(self, ids: Sequence[int], most: int) -> int:
+        """Drop what the cache holds beyond its common prefix with `ids`, `most` at most."""
+        n, most = 0, min(most, len(self.ids))
+        if self.ids[:most] == list(ids[:most]):
+            n = most
+        else:
+            while self.ids[n] == ids[n]:
+                n += 1
+        # Before the work, so that a Ctrl-C in the midst of it leaves a true state.
+        del self.ids[n:]
+        return n
+
+    def _tensor(self, ids: list[int]) -> Tensor:
+        return Tensor(ids, dtype=dtype.int32, device=self._device)

@@ -76,19 +76,13 @@ def fetch(name: str | Model) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with hold(folder.with_name(model.name + ".lock"), on_wait=partial(_say_waiting, model)):
             if not is_fetched(model):  # another process may just have done it
-                _fetch(model, folder)
+                _fetch_or_clean(model, folder)
     except OSError as error:
-        if error.errno not in _FULL:
-            problem = f"the cache can't be written: {error.strerror or error}"
-            remedy = "set ZOO_CACHE to a folder that can be written"
-            raise FetchError(problem, file=cache_dir(), remedy=remedy) from None
-        shutil.rmtree(folder, ignore_errors=True)
-        raise _disk_full(model) from None
-    finally:
-        with suppress(OSError):  # they go when nothing is left to go on from
-            folder.rmdir()
-        with suppress(OSError):
-            folder.parent.rmdir()
+        if error.errno in _FULL:
+            raise _disk_full(model) from None
+        problem = f"the cache can't be written: {error.strerror or error}"
+        remedy = "set ZOO_CACHE to a folder that can be written"
+        raise FetchError(problem, file=cache_dir(), remedy=remedy) from None
     return model.path
 
 
@@ -109,6 +103,19 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
 
 def _say_waiting(model: Model) -> None:
     print(f"waiting for another process that fetches {model.name}", file=sys.stderr)
+
+
+def _fetch_or_clean(model: Model, folder: Path) -> None:
+    """Fetch under the lock; on a full disk what was received goes, to give back its room."""
+    try:
+        _fetch(model, folder)
+    except OSError as error:
+        if error.errno in _FULL:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    finally:
+        with suppress(OSError):  # goes when it is empty: nothing is left to go on from
+            folder.rmdir()
 
 
 def _fetch(model: Model, folder: Path) -> None:

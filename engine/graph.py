@@ -10,7 +10,7 @@ to nearest even by CAST and by the store into a buffer, on every backend.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from typing import Any
 
@@ -374,6 +374,33 @@ def move_index(node: Node, index: Index) -> tuple[Index, Guard]:
                 guard += [less(-1, i - before), less(i - before, n)]
             return tuple(moved), tuple(g for g in guard if not (isinstance(g, int) and g == 1))
     raise AssertionError(f"{node.op.name} doesn't move elements")
+
+
+def source_indices(
+    node: Node, index: Index, fresh: Callable[[str, Int], Int]
+) -> list[tuple[Node, Index]]:
+    """Which element of each source makes node's element at `index`.
+
+    fresh(name, size) gives the variable of a loop (or of a gathered index) over `size` values; the
+    names are "r" and the axis for REDUCE, "g" for GATHER. Guards of PAD are left out.
+    """
+    if node.op in MOVEMENT:
+        return [(node.src[0], move_index(node, index)[0])]
+    if node.op is Op.REDUCE:
+        inner = list(index)
+        for a in node.arg[1]:
+            inner[a] = fresh(f"r{a}", node.src[0].shape[a])
+        return [(node.src[0], tuple(inner))]
+    if node.op is Op.GATHER:
+        source, chosen = node.src
+        at, end = node.arg, node.arg + len(chosen.shape)
+        row = fresh("g", source.shape[at])
+        return [(source, (*index[:at], row, *index[end:])), (chosen, index[at:end])]
+    if node.op is Op.BITCAST and node.dtype.itemsize != node.src[0].dtype.itemsize:
+        wide, narrow = node.dtype.itemsize, node.src[0].dtype.itemsize
+        last = index[-1] * (wide // narrow) if wide > narrow else index[-1] // (narrow // wide)
+        return [(node.src[0], (*index[:-1], last))]
+    return [(s, index) for s in node.src]
 
 
 def reshape_index(index: Index, shape: tuple[Int, ...], to: tuple[Int, ...]) -> Index:

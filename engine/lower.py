@@ -1,1 +1,558 @@
-def lower(*a, **k): raise NotImplementedError
+"""Kernel + Plan -> loops. Movement ops become index arithmetic, PAD a guard.
+
+A Plan says how the output is cut into work-groups, lanes and unrolled copies, and nothing else; the
+values follow from the graph. Each value is put into the outermost loop in which its index is known,
+so whatever doesn't vary with an inner loop (a row's sum, a block's scale) is computed outside of it.
+Reductions over the same range that don't need each other share one loop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from itertools import product as cartesian
+from typing import Any
+
+from engine import dtype as dt
+from engine.dtype import DType
+from engine.graph import (
+    ELEMENTWISE, MOVEMENT, Guard, Index, Node, Op, flat_index, move_index, source_indices, toposort,
+)  # fmt: skip
+from engine.ir import (
+    Accumulator, Address, Define, Function, Kind, Let, Loop, Parameter, Start, Statement, Store,
+    Update, Value,
+)  # fmt: skip
+from engine.schedule import Kernel
+from engine.symbolic import Expr, Int, Var, less, minimum, product, upper, variables
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel's loops are cut. One entry per output axis in block and unroll.
+
+    block   elements of the axis that one work-group makes (the whole axis: no grid over it)
+    unroll  copies of the innermost loop's body along the axis
+    order   the axes from the outermost loop to the innermost
+    vector  the axis that lies across `lanes`, or None
+    reduce_lanes   reductions that don't vary along `vector` take lanes along their own last axis
+    reduce_unroll  steps of a reduction per turn of its loop
+    """
+
+    recipe: str
+    block: tuple[Int, ...]
+    unroll: tuple[int, ...]
+    order: tuple[int, ...]
+    vector: int | None = None
+    lanes: int = 1
+    reduce_lanes: int = 1
+    reduce_unroll: int = 1
+
+
+def plain(kernel: Kernel) -> Plan:
+    """The plan without any cleverness: one work-group per output, scalars only."""
+    rank = len(kernel.root.shape)
+    return Plan("plain", (1,) * rank, (1,) * rank, tuple(range(rank)))
+
+
+def lower(kernel: Kernel, plan: Plan, name: str) -> Function:
+    """The loops of one canonical kernel (its buffers are numbered) under a plan."""
+    return _Lowering(kernel, plan).function(name)
+
+
+@dataclass
+class _Block:
+    """A loop body being written, with the values already in it."""
+
+    depth: int
+    var: Expr | None = None
+    extent: Int = 1
+    body: list[Statement] = field(default_factory=list)
+    values: dict[tuple, Value] = field(default_factory=dict)  # by content: no value twice
+    nodes: dict[tuple, Value] = field(default_factory=dict)  # (node, index, guard) -> Value
+    rows: dict[tuple, Expr] = field(default_factory=dict)  # gathered index -> its variable
+
+
+@dataclass(eq=False)
+class _Group:
+    """Reductions that share one loop, and the indices at which each is wanted."""
+
+    extents: tuple[Int, ...]
+    instances: dict[tuple[Node, Index], None] = field(default_factory=dict)
+
+
+class _Lowering:
+    def __init__(self, kernel: Kernel, plan: Plan) -> None:
+        self.kernel = kernel
+        self.plan = plan
+        self.root = kernel.root
+        self.path = [_Block(0)]
+        self.level: dict[Expr, int] = {}  # loop variable -> depth of the block it starts
+        self.lane = Var("lane", 0, max(plan.lanes - 1, 0))
+        self.reduce_lane = Var("rlane", 0, max(plan.reduce_lanes - 1, 0))
+        self.counter = 0
+        self.stage = _stages(kernel.root)
+        self.groups: dict[Node, _Group] = {}
+
+    def function(self, name: str) -> Function:
+        group = Var("group", 0, max(upper(self._groups()) - 1, 0))
+        starts = self._coordinates(group)
+        self._nest(0, starts, [[] for _ in self.root.shape])
+        reads = self.kernel.reads
+        parameters = [Parameter(0, self.kernel.target.dtype)]
+        parameters += [Parameter(n.arg[0], n.dtype) for n in reads]
+        known = set(self.level) | {self.lane, self.reduce_lane, group}
+        free = _variables(self.path[0].body) | variables(self._groups())
+        symbolic = tuple(sorted((v for v in free if v not in known), key=lambda v: v.text))
+        label = f"{self.plan.recipe} {_label(self.root)}"
+        return Function(
+            name, label, tuple(parameters), symbolic, group, self._groups(), self.path[0].body
+        )
+
+    # --- the output's loops ------------------------------------------------------------------
+
+    def _blocks(self, axis: int) -> Int:
+        size, block = self.root.shape[axis], self.plan.block[axis]
+        return 1 if block is size or block == size else (size + block - 1) // block
+
+    def _groups(self) -> Int:
+        return product(self._blocks(a) for a in range(len(self.root.shape)))
+
+    def _coordinates(self, group: Expr) -> list[Int]:
+        """The first index of this work-group along each axis."""
+        starts: list[Int] = [0] * len(self.root.shape)
+        rest: Int = group
+        self.level[group] = 0
+        wide = [a for a in self.plan.order if self._blocks(a) != 1]
+        for axis in reversed(wide):
+            count = self._blocks(axis)
+            var = Var(f"g{axis}", 0, max(upper(count) - 1, 0))
+            self.level[var] = 0
+            self._emit(Define(var, rest if axis is wide[0] else rest % count))
+            rest = rest // count
+            starts[axis] = var * self.plan.block[axis]
+        return starts
+
+    def _nest(self, position: int, starts: list[Int], points: list[list[tuple[Int, Int]]]) -> None:
+        """The loops from plan.order[position] inwards. points: per axis (index, guard) choices."""
+        if position == len(self.plan.order):
+            self._outputs(points)
+            return
+        axis = self.plan.order[position]
+        start, size = starts[axis], self.root.shape[axis]
+        count = size if self._blocks(axis) == 1 else minimum(self.plan.block[axis], size - start)
+        unroll = self.plan.unroll[axis]
+        if axis == self.plan.vector:
+            step = unroll * self.plan.lanes
+            full = self._open(count // step)
+            if full is not None:
+                turn, body = full
+                points[axis] = [
+                    (start + turn * step + u * self.plan.lanes + self.lane, 1)
+                    for u in range(unroll)
+                ]
+                self._nest(position + 1, starts, points)
+                self._close(body)
+            start = start + count // step * step
+            count = count % step
+            step = 1
+        else:
+            step = unroll
+        rest = self._open((count + step - 1) // step)
+        if rest is None:
+            return
+        turn, body = rest
+        points[axis] = []
+        for u in range(step):
+            at = start + turn * step + u
+            fits = 1 if step == 1 else less(at, size)
+            points[axis].append((at if fits == 1 else minimum(at, size - 1), fits))
+        self._nest(position + 1, starts, points)
+        self._close(body)
+
+    def _open(self, extent: Int) -> tuple[Int, _Block | None] | None:
+        """Begin a loop; its variable (0 where it turns once), or None where it never turns."""
+        if extent == 0:
+            return None
+        if extent == 1:
+            return 0, None
+        var = Var(f"i{self.counter}", 0, max(upper(extent) - 1, 0))
+        self.counter += 1
+        block = _Block(len(self.path), var, extent)
+        self.level[var] = len(self.path)
+        self.path.append(block)
+        return var, block
+
+    def _close(self, block: _Block | None) -> None:
+        """End the innermost loop and put it into the one around it."""
+        if block is None:
+            return
+        assert self.path[-1] is block, "loops close in the order in which they opened"
+        self.path.pop()
+        self._emit(Loop(block.var, block.extent, block.body))
+
+    def _emit(self, statement: Statement) -> None:
+        self.path[-1].body.append(statement)
+
+    def _outputs(self, points: list[list[tuple[Int, Int]]]) -> None:
+        """Compute and store every unrolled copy of the innermost body."""
+        chosen = []
+        for combination in cartesian(*points):
+            index = tuple(i for i, _ in combination)
+            guard = tuple(f for _, f in combination if f != 1)
+            chosen.append((index, guard))
+        self._find_reductions([i for i, _ in chosen])
+        target = self.kernel.target
+        lane = self.lane if self.plan.vector is not None else None
+        for index, guard in chosen:
+            value = self._value(self.root, index, ())
+            at = index
+            if self.kernel.box is not None:
+                at = tuple(i + start for i, (start, _) in zip(index, self.kernel.box))
+            flat = flat_index(at, target.shape)
+            moves = lane is not None and lane in variables(flat)
+            self._emit(Store(Address(0, flat, lane if moves else None, guard), target.dtype, value))
+
+    # --- values ------------------------------------------------------------------------------
+
+    def _put(
+        self, kind: Kind, dtype: DType, args: tuple[Value, ...] = (), arg: Any = None,
+        lanes: int | None = None, exprs: tuple[Int, ...] = (),
+    ) -> Value:  # fmt: skip
+        """A value in the outermost block where its arguments and index variables are known."""
+        depth = max((a.depth for a in args), default=0)
+        for e in exprs:
+            for v in variables(e):
+                depth = max(depth, self.level.get(v, 0))
+        if lanes is None:
+            lanes = max((a.lanes for a in args), default=1)
+            for e in exprs:
+                lanes = max(lanes, self._lanes(e))
+        block = self.path[depth]
+        key = (kind, dtype, lanes, args, arg if kind is not Kind.CONST else repr(arg))
+        found = block.values.get(key)
+        if found is None:
+            found = Value(kind, dtype, lanes, args, arg, depth)
+            block.values[key] = found
+            block.body.append(Let(found))
+        return found
+
+    def _lanes(self, e: Int) -> int:
+        if self.lane in variables(e):
+            return self.plan.lanes
+        return self.plan.reduce_lanes if self.reduce_lane in variables(e) else 1
+
+    def _lane_of(self, e: Int) -> Expr | None:
+        found = variables(e) & {self.lane, self.reduce_lane}
+        return next(iter(found), None)
+
+    def _value(self, node: Node, index: Index, guard: Guard) -> Value:
+        key = (node, index, guard)
+        for block in reversed(self.path):
+            if key in block.nodes:
+                return block.nodes[key]
+        value = self._compute(node, index, guard)
+        self.path[value.depth].nodes[key] = value
+        return value
+
+    def _compute(self, node: Node, index: Index, guard: Guard) -> Value:
+        if node.op in MOVEMENT:
+            moved, more = move_index(node, index)
+            if not more:
+                return self._value(node.src[0], moved, guard)
+            return self._padded(node, moved, guard, more)
+        if node.op in ELEMENTWISE and node.op not in (Op.CAST, Op.BITCAST):
+            args = tuple(self._value(s, index, guard) for s in node.src)
+            return self._put(Kind.ALU, node.dtype, args, node.op)
+        match node.op:
+            case Op.BUFFER:
+                return self._load(node, index, guard)
+            case Op.CONST:
+                if isinstance(node.arg, Expr):
+                    number = self._put(Kind.INDEX, dt.int32, arg=(node.arg, None), exprs=(node.arg,))
+                    return self._put(Kind.CAST, node.dtype, (number,))
+                return self._put(Kind.CONST, node.dtype, arg=node.arg)
+            case Op.IOTA:
+                at = (index[0], self._lane_of(index[0]))
+                return self._put(Kind.INDEX, dt.int32, arg=at, exprs=(index[0],))
+            case Op.CAST:
+                return self._put(Kind.CAST, node.dtype, (self._value(node.src[0], index, guard),))
+            case Op.BITCAST:
+                return self._bitcast(node, index, guard)
+            case Op.GATHER:
+                return self._gather(node, index, guard)
+            case Op.REDUCE:
+                return self._reduce(node, index)
+        raise AssertionError(f"{node.op.name} can't be inside a kernel")
+
+    def _load(self, node: Node, index: Index, guard: Guard) -> Value:
+        flat = flat_index(index, node.shape)
+        return self._load_flat(node, flat, node.dtype, 0, guard)
+
+    def _load_flat(self, node: Node, flat: Int, dtype: DType, itemsize: int, guard: Guard) -> Value:
+        lane = self._lane_of(flat) or next((x for g in guard if (x := self._lane_of(g))), None)
+        address = Address(node.arg[0], flat, lane, guard, itemsize)
+        return self._put(Kind.LOAD, dtype, arg=address, exprs=(flat, *guard))
+
+    def _padded(self, node: Node, moved: Index, guard: Guard, more: Guard) -> Value:
+        zero = self._put(Kind.CONST, node.dtype, arg=False if node.dtype is dt.bool_ else 0)
+        if any(isinstance(g, int) for g in more):  # never inside
+            return zero
+        inner = self._value(node.src[0], moved, (*guard, *(g for g in more if g not in guard)))
+        inside = None
+        for g in more:
+            at = (g, self._lane_of(g))
+            number = self._put(Kind.INDEX, dt.int32, arg=at, exprs=(g,))
+            test = self._put(Kind.CAST, dt.bool_, (number,))
+            both = () if inside is None else (inside, test)
+            inside = self._put(Kind.ALU, dt.bool_, both, Op.AND) if both else test
+        return self._put(Kind.ALU, node.dtype, (inside, inner, zero), Op.WHERE)
+
+    def _bitcast(self, node: Node, index: Index, guard: Guard) -> Value:
+        source = node.src[0]
+        wide, narrow = node.dtype.itemsize, source.dtype.itemsize
+        if wide == narrow:
+            return self._put(Kind.BITCAST, node.dtype, (self._value(source, index, guard),))
+        if wide < narrow:
+            return self._narrow(node, index, guard)
+        step = wide // narrow
+        first = (*index[:-1], index[-1] * step)
+        if place := _straight(source, first):
+            buffer, flat = place
+            lane = self._lane_of(flat)
+            # lanes that each read several bytes: only neighbouring ones make a vector load
+            if lane is None or flat - lane * step == _without(flat, lane, step):
+                return self._load_flat(buffer, flat, node.dtype, narrow, guard)
+        bits = dt.BY_NAME[f"uint{node.dtype.bits}"]
+        small = dt.BY_NAME[f"uint{source.dtype.bits}"]
+        total: Value | None = None
+        for part in range(step):
+            piece = self._value(source, (*index[:-1], index[-1] * step + part), guard)
+            if source.dtype is not small:
+                piece = self._put(Kind.BITCAST, small, (piece,))
+            piece = self._put(Kind.CAST, bits, (piece,))
+            shift = self._put(Kind.CONST, bits, arg=part * source.dtype.bits)
+            piece = self._put(Kind.ALU, bits, (piece, shift), Op.SHL)
+            both = () if total is None else (total, piece)
+            total = self._put(Kind.ALU, bits, both, Op.OR) if both else piece
+        return self._put(Kind.BITCAST, node.dtype, (total,))
+
+    def _narrow(self, node: Node, index: Index, guard: Guard) -> Value:
+        source = node.src[0]
+        parts = source.dtype.itemsize // node.dtype.itemsize
+        whole = self._value(source, (*index[:-1], index[-1] // parts), guard)
+        bits = dt.BY_NAME[f"uint{source.dtype.bits}"]
+        whole = self._put(Kind.BITCAST, bits, (whole,)) if source.dtype is not bits else whole
+        part = index[-1] % parts * node.dtype.bits
+        at = (part, self._lane_of(part)) if isinstance(part, Expr) else None
+        if at is None:
+            shift = self._put(Kind.CONST, bits, arg=part)
+        else:
+            number = self._put(Kind.INDEX, dt.int32, arg=at, exprs=(part,))
+            shift = self._put(Kind.CAST, bits, (number,))
+        shifted = self._put(Kind.ALU, bits, (whole, shift), Op.SHR)
+        small = dt.BY_NAME[f"uint{node.dtype.bits}"]
+        out = self._put(Kind.CAST, small, (shifted,))
+        return out if node.dtype is small else self._put(Kind.BITCAST, node.dtype, (out,))
+
+    def _gather(self, node: Node, index: Index, guard: Guard) -> Value:
+        source, chosen = node.src
+        at, end = node.arg, node.arg + len(chosen.shape)
+        which = self._value(chosen, index[at:end], guard)
+        assert which.lanes == 1, "a recipe laid lanes along a gathered axis"
+        size = source.shape[at]
+        block = self.path[which.depth]
+        row = block.rows.get((which, size))
+        if row is None:
+            row = Var(f"i{self.counter}", 0, max(upper(size) - 1, 0))
+            self.counter += 1
+            self.level[row] = which.depth
+            block.rows[which, size] = row
+            block.body.append(Define(row, which))
+        return self._value(source, (*index[:at], row, *index[end:]), guard)
+
+    # --- reductions --------------------------------------------------------------------------
+
+    def _find_reductions(self, indices: list[Index]) -> None:
+        """Group the reductions below the root and note every index at which each is wanted."""
+        groups: dict[tuple, _Group] = {}
+        seen: set[tuple[Node, Index]] = set()
+        todo = [(self.root, i) for i in indices]
+        while todo:
+            node, index = todo.pop()
+            if (node, index) in seen:
+                continue
+            seen.add((node, index))
+            if node.op is Op.REDUCE:
+                extents = tuple(node.src[0].shape[a] for a in node.arg[1])
+                key = (self.stage[node], extents)
+                group = groups.setdefault(key, _Group(extents))
+                group.instances[node, index] = None
+                self.groups[node] = group
+
+            def fresh(name: str, size: Int, node: Node = node) -> Int:
+                return Var(f"{name}_{self.stage.get(node, 0)}", 0, max(upper(size) - 1, 0))
+
+            todo += reversed(source_indices(node, index, fresh))
+
+    def _reduce(self, node: Node, index: Index) -> Value:
+        """The value of one reduction: runs the loop of its whole group when first asked."""
+        self._run_group(self.groups[node])
+        for block in reversed(self.path):
+            if (node, index, "sum") in block.nodes:
+                return block.nodes[node, index, "sum"]
+        raise AssertionError("a reduction is wanted at an index that wasn't found beforehand")
+
+    def _run_group(self, group: _Group) -> None:
+        wanted = [key for key in group.instances if not self._known((*key, "sum"))]
+        if not wanted:
+            return
+        free = frozenset().union(*(variables(i) for _, index in wanted for i in index))
+        depth = max((self.level.get(v, 0) for v in free), default=0)
+        outer = self.path
+        self.path = outer[: depth + 1]
+        lanes = 1 if self.lane in free else self.plan.reduce_lanes
+        copies = self.plan.reduce_unroll if len(wanted) * self.plan.reduce_unroll <= 16 else 1
+        sums: dict[tuple, list[Accumulator]] = defaultdict(list)
+        vectors: dict[tuple, list[Accumulator]] = defaultdict(list)
+        *around, last = group.extents
+        opened = []
+        place: list[Int] = []
+        here = self.path[-1]
+        for key in wanted:
+            width = self.plan.lanes if any(self.lane in variables(i) for i in key[1]) else lanes
+            vectors[key] = [self._start(key[0], width) for _ in range(copies)]
+            if lanes > 1 and not self._divides(last, lanes * self.plan.reduce_unroll):
+                sums[key] = [self._start(key[0], 1)]
+        for extent in around:
+            var, block = self._open(extent)  # never None: an empty reduction isn't made
+            opened.append(block)
+            place.append(var)
+        self._run_last(wanted, place, last, lanes, copies, vectors, sums)
+        for block in reversed(opened):
+            self._close(block)
+        for key in wanted:
+            here.nodes[(*key, "sum")] = self._finish(key[0], vectors[key] + sums[key])
+        self.path = outer
+
+    def _run_last(
+        self, wanted: list[tuple[Node, Index]], place: list[Int], extent: Int, lanes: int,
+        copies: int, vectors: dict, sums: dict,
+    ) -> None:  # fmt: skip
+        """The innermost reduction loop: whole steps of unroll x lanes, then single elements."""
+        step = lanes * self.plan.reduce_unroll
+        full = self._open(extent // step)
+        if full is not None:
+            turn, block = full
+            for u in range(self.plan.reduce_unroll):
+                at = turn * step + u * lanes + (self.reduce_lane if lanes > 1 else 0)
+                for key in wanted:
+                    value = self._operand(key, [*place, at])
+                    self._emit(Update(vectors[key][u % copies], value))
+            self._close(block)
+        rest = self._open(extent % step)
+        if rest is not None:
+            turn, block = rest
+            for key in wanted:
+                value = self._operand(key, [*place, extent // step * step + turn])
+                self._emit(Update((sums[key] or vectors[key])[0], value))
+            self._close(block)
+
+    def _operand(self, key: tuple[Node, Index], place: list[Int]) -> Value:
+        node, index = key
+        inner = list(index)
+        for a, at in zip(node.arg[1], place):
+            inner[a] = at
+        return self._value(node.src[0], tuple(inner), ())
+
+    def _known(self, key: tuple) -> bool:
+        return any(key in block.nodes for block in self.path)
+
+    @staticmethod
+    def _divides(extent: Int, step: int) -> bool:
+        return extent % step == 0
+
+    def _start(self, node: Node, lanes: int) -> Accumulator:
+        accumulator = Accumulator(node.arg[0], node.dtype, lanes)
+        self._emit(Start(accumulator))
+        return accumulator
+
+    def _finish(self, node: Node, accumulators: list[Accumulator]) -> Value:
+        """All partial results of one reduction as one value."""
+        combine = Op.ADD if node.arg[0] == "add" else Op.MAX
+        depth = len(self.path) - 1
+        total: Value | None = None
+        for a in sorted(accumulators, key=lambda a: -a.lanes):
+            part = Value(Kind.READ, node.dtype, a.lanes, (), a, depth)
+            self._emit(Let(part))
+            if total is not None and total.lanes > part.lanes:
+                total = self._fold(node, total)
+            total = part if total is None else self._put(
+                Kind.ALU, node.dtype, (total, part), combine
+            )  # fmt: skip
+        across = self.reduce_lane if self.plan.reduce_lanes > 1 else None
+        if across is not None and total.lanes > 1 and not self._across_output(node):
+            total = self._fold(node, total)
+        return total
+
+    def _across_output(self, node: Node) -> bool:
+        """Whether the lanes of this reduction are outputs, not partial sums."""
+        return any(
+            self.lane in variables(i) for n, index in self.groups[node].instances for i in index
+        )
+
+    def _fold(self, node: Node, value: Value) -> Value:
+        return self._put(Kind.FOLD, node.dtype, (value,), node.arg[0], lanes=1)
+
+
+def _stages(root: Node) -> dict[Node, int]:
+    """How many reductions lie one inside the other below each REDUCE: 0 for the innermost."""
+    level: dict[Node, int] = {}
+    for n in toposort([root]):
+        below = max((level[s] for s in n.src), default=0)
+        level[n] = below + (n.op is Op.REDUCE)
+    return {n: s for n, s in level.items() if n.op is Op.REDUCE}
+
+
+def _straight(node: Node, index: Index) -> tuple[Node, Int] | None:
+    """(BUFFER, flat index) when nothing but movement without guards lies between."""
+    while node.op in MOVEMENT:
+        index, guard = move_index(node, index)
+        if guard:
+            return None
+        node = node.src[0]
+    return (node, flat_index(index, node.shape)) if node.op is Op.BUFFER else None
+
+
+def _without(flat: Int, lane: Expr, step: int) -> Int | None:
+    """flat without its `lane * step`, or None when the lane isn't there in just that way."""
+    rest = flat - lane * step
+    return None if lane in variables(rest) else rest
+
+
+def _label(root: Node) -> str:
+    ops = [n.op.name.lower() for n in toposort([root]) if n.op in (Op.REDUCE, Op.GATHER)]
+    shape = "x".join(str(n) for n in root.shape)
+    return f"{'+'.join(ops) or root.op.name.lower()} {shape or 'scalar'}"
+
+
+def _variables(body: list[Statement]) -> set[Expr]:
+    """Every Var that statements mention."""
+    found: set[Expr] = set()
+    for s in body:
+        match s:
+            case Let(value):
+                if value.kind is Kind.LOAD:
+                    found |= _address_variables(value.arg)
+                elif value.kind is Kind.INDEX:
+                    found |= variables(value.arg[0])
+            case Define(_, value) if not isinstance(value, Value):
+                found |= variables(value)
+            case Store(address, _, _):
+                found |= _address_variables(address)
+            case Loop(_, extent, inner):
+                found |= variables(extent) | _variables(inner)
+    return found
+
+
+def _address_variables(address: Address) -> frozenset[Expr]:
+    return variables(address.index).union(*(variables(g) for g in address.guard))

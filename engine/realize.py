@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.graph import Node, Op, Storage, graph_variables, make, toposort
 from engine.lower import lower
+from engine.recipes import choose
 from engine.render import render
 from engine.runtime import Device, DeviceError, Replay, Step, get_device
 from engine.schedule import Kernel, Schedule, plan_memory, schedule
-from engine.symbolic import Expr, product
+from engine.symbolic import Expr
 
-_compiled: dict[tuple[str, Kernel], Any] = {}
+_compiled: dict[tuple[str, Kernel], Step] = {}  # each without its buffers
 
 DEBUG = int(os.environ.get("DEBUG", "0") or 0)
 
@@ -60,9 +61,8 @@ def prepare(plan: Schedule) -> Prepared:
     variables = frozenset(graph_variables(n for k, _ in slotted for n in toposort([k.root])))
     variables |= _box_variables(plan.kernels)
     steps = [
-        Step(executable, [_handle(s, plan.device) for s in storages], groups, label)
-        for (kernel, storages) in slotted
-        for executable, groups, label in [_compiled[plan.device, kernel]]
+        replace(_compiled[plan.device, kernel], buffers=[_handle(s, plan.device) for s in storages])
+        for kernel, storages in slotted
     ]
     ordered = sorted(variables, key=lambda v: v.text)
     return Prepared(plan, device.replay(steps, ordered), variables, arena)
@@ -118,11 +118,13 @@ def _compile(kernels: Sequence[Kernel], device: Device, name: str) -> None:
         return
     if device.target is None:
         for k in fresh:
-            _compiled[name, k] = (k, product(k.root.shape), k.root.op.name)
+            _compiled[name, k] = Step(k, [], 1, k.root.op.name)
         return
-    functions = [lower(k, device.target, name=f"k{i}") for i, k in enumerate(fresh)]
+    chosen = [choose(k, device.target) for k in fresh]
+    functions = [lower(k, plan, name=f"k{i}") for i, (k, plan) in enumerate(chosen)]
     source = render(functions, device.target)
     if DEBUG >= 4:
         print(source)
-    for k, f, executable in zip(fresh, functions, device.compile(source, [f.name for f in functions])):
-        _compiled[name, k] = (executable, f.groups, f.label)
+    executables = device.compile(source, [f.name for f in functions])
+    for k, f, executable in zip(fresh, functions, executables):
+        _compiled[name, k] = Step(executable, [], f.groups, f.label, f.variables)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from engine.graph import (
-    ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Index, Node, Op, Storage, buffer, make, move_index,
-    toposort,
+    ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Index, Node, Op, Storage, buffer, make,
+    source_indices, toposort,
 )  # fmt: skip
 from engine.symbolic import Expr, Int, Var, product, upper, variables
 
@@ -167,33 +167,30 @@ class _Sweep:
 
     def _below(self, node: Node, use: Use, number: int) -> list[tuple[Node, Use]]:
         """The uses of node's sources that one use of node makes."""
-        index = use.index
-        if node.op in MOVEMENT:
-            return [(node.src[0], Use(move_index(node, index)[0], use.space))]
+        made: list[Int] = []
+
+        def fresh(name: str, size: Int) -> Int:
+            if node.op is Op.GATHER:
+                made.append(Var(f"{name}{number}", 0, max(upper(size) - 1, 0)))
+            else:
+                made.append(self._loop(f"{name}_{number}", size))
+            return made[-1]
+
+        below = source_indices(node, use.index, fresh)
         if node.op is Op.REDUCE:
-            _, axes = node.arg
-            inner = list(index)
-            for a in axes:
-                inner[a] = self._loop(f"r{number}_{a}", node.src[0].shape[a])
-                self.reduction_vars |= variables(inner[a])
-            space = use.free | frozenset(v for a in axes for v in variables(inner[a]))
-            return [(node.src[0], Use(tuple(inner), space))]
+            inner = frozenset(v for n in made for v in variables(n))
+            self.reduction_vars |= inner
+            return [(below[0][0], Use(below[0][1], use.free | inner))]
         if node.op is Op.GATHER:
-            source, chosen = node.src
-            at, rank = node.arg, len(chosen.shape)
-            picked = Use(index[at : at + rank], use.space)
-            row = Var(f"g{number}", 0, max(upper(source.shape[at]) - 1, 0))
-            self.loops[row] = picked.free
-            taken = Use((*index[:at], row, *index[at + rank :]), use.space)
-            return [(source, taken), (chosen, picked)]
-        if node.op is Op.BITCAST and node.dtype.itemsize != node.src[0].dtype.itemsize:
-            scale = node.dtype.itemsize // node.src[0].dtype.itemsize
-            last = index[-1] * scale if scale else index[-1]
-            return [(node.src[0], Use((*index[:-1], last), use.space))]
-        return [(s, use) for s in node.src]
+            self.loops[made[0]] = Use(below[1][1], use.space).free
+        return [(child, Use(index, use.space)) for child, index in below]
 
     def _should_store(self, node: Node) -> bool:
-        if node.op in MOVEMENT or node in self.weights:
+        if node.op in MOVEMENT:
+            return False
+        if self.depth[node] > DEPTH_LIMIT:
+            return True
+        if node in self.weights:
             return False
         uses = self.uses[node]
         if node.op is Op.REDUCE:
@@ -203,7 +200,7 @@ class _Sweep:
         ((root, indices),) = uses.items() if len(uses) == 1 else ((None, {}),)
         if len({u.index for u in indices}) > 1 and node in self.reducing:
             return True
-        if self.depth[node] > DEPTH_LIMIT or any(len(u) > INDEX_LIMIT for u in uses.values()):
+        if any(len(u) > INDEX_LIMIT for u in uses.values()):
             return True
         return any(self._repeats(node, root, u) for root, us in uses.items() for u in us)
 

@@ -136,7 +136,7 @@ def _sum(parts: Iterable[tuple[Int, int]]) -> Int:
             else:
                 terms.pop(term, None)
     if len(terms) > 1:
-        _recombine(terms)
+        const += _recombine(terms)
     if not terms:
         return const
     if len(terms) == 1 and const == 0:
@@ -160,8 +160,9 @@ def _make_sum(const: int, terms: dict[Expr, int]) -> Expr:
     return _intern("sum", (const, ordered), low, high, text, _union(t for t, _ in ordered))
 
 
-def _recombine(terms: dict[Expr, int]) -> None:
-    """(x // m) * m * k + (x % m) * k  ->  x * k, in place."""
+def _recombine(terms: dict[Expr, int]) -> int:
+    """(x // m) * m * k + (x % m) * k  ->  x * k, in place; returns the constant that x brings."""
+    const = 0
     for term in [t for t in terms if t.op == "mod"]:
         x, m = term.args
         if term not in terms or not isinstance(m, int):
@@ -171,16 +172,15 @@ def _recombine(terms: dict[Expr, int]) -> None:
         if not isinstance(quotient, Expr) or terms.get(quotient) != m * k:
             continue
         del terms[term], terms[quotient]
-        _, inner = _terms(x)
-        if len(inner) == 1 and inner[0][1] == 1 and inner[0][0] is x:
-            total = terms.get(x, 0) + k
+        c, inner = _terms(x)
+        const += c * k
+        for t, coefficient in inner:
+            total = terms.get(t, 0) + coefficient * k
             if total:
-                terms[x] = total
+                terms[t] = total
             else:
-                terms.pop(x, None)
-        else:  # x is itself a sum, which can't be a term: put both halves back
-            terms[term] = k
-            terms[quotient] = m * k
+                del terms[t]
+    return const
 
 
 def _product(a: Expr, b: Expr) -> Int:

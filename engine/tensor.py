@@ -318,6 +318,8 @@ class Tensor:
 
     def _binary(self, op: Op, other: Tensor | Scalar, swap: bool = False) -> Tensor:
         a, b = broadcast(self, other)
+        if op is Op.CMPLT and a.dtype is dt.bool_:
+            a, b = a.cast(dt.uint8), b.cast(dt.uint8)
         if swap:
             a, b = b, a
         return self._new(g.binary(op, a.node, b.node))
@@ -521,9 +523,12 @@ class Tensor:
             axes = tuple(range(self.ndim))
         else:
             axes = tuple(_axis(a, self.ndim) for a in ((axis,) if isinstance(axis, int) else axis))
-        half = self.dtype in (dt.float16, dt.bfloat16)  # sums of halves are float32 inside
-        node = g.reduce(self.float().node if half else self.node, kind, axes)
-        out = self._new(g.cast(node, self.dtype))
+        inside = self.dtype
+        if inside in (dt.float16, dt.bfloat16):
+            inside = dt.float32  # sums of halves are exact enough only there
+        elif inside is dt.bool_:
+            inside = dt.uint8
+        out = self._new(g.cast(g.reduce(self.cast(inside).node, kind, axes), self.dtype))
         if not keepdim:
             out = out.reshape(*(n for i, n in enumerate(self.shape) if i not in axes))
         return out

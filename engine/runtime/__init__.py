@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from engine.ir import Target
 from engine.symbolic import Expr, Int
 
 
 class DeviceError(RuntimeError):
     """A device that can't be used, in one line with the way out."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """What code generation may know of a device."""
-
-    dialect: str  # a key of render.DIALECTS
-    is_cpu: bool
-    lanes: int  # floats in the widest register that is worth using
-    cores: int  # work-groups that run at once
-    features: frozenset[str] = field(default_factory=frozenset)  # CPU flags that a recipe may use
 
 
 @dataclass
@@ -38,8 +28,7 @@ class Step:
     buffers: list[Any]  # the backend's handles; the written one first
     groups: Int
     label: str
-    flops: Int = 0
-    nbytes: Int = 0
+    variables: tuple[Expr, ...] = ()  # the symbolic ints it is passed
 
 
 class Replay(Protocol):

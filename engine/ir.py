@@ -1,0 +1,163 @@
+"""The loop IR: what a kernel does, in loops over values that are each assigned once.
+
+Its own small set of kinds, apart from the graph's ops: here there are loops, lanes and addresses.
+`lower` makes it, `render` prints it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from engine.dtype import DType
+from engine.symbolic import Expr, Int
+
+
+@dataclass(frozen=True)
+class Target:
+    """What code generation may know of a device."""
+
+    dialect: str  # a key of render.DIALECTS
+    is_cpu: bool
+    lanes: int  # floats in the widest register that is worth using
+    cores: int  # work-groups that run at once
+    features: frozenset[str] = field(default_factory=frozenset)  # CPU flags that a recipe may use
+
+
+class Kind(Enum):
+    """What a Value is."""
+
+    CONST = auto()  # arg: a Python number
+    INDEX = auto()  # arg: an Expr, as an int32 value
+    LOAD = auto()  # arg: Address
+    ALU = auto()  # arg: a graph Op
+    CAST = auto()
+    BITCAST = auto()  # same item size
+    READ = auto()  # arg: Accumulator
+    FOLD = auto()  # arg: "add" | "max": all lanes into one
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One value: `lanes` numbers of a type. Bools are 0 or 1; in lanes, 0 or all ones."""
+
+    kind: Kind
+    dtype: DType
+    lanes: int
+    args: tuple[Value, ...]
+    arg: Any
+    depth: int  # how many loops it lies inside of
+
+
+@dataclass(frozen=True)
+class Address:
+    """Elements of a buffer: at `index`, which moves with the Var `lane` when there are lanes.
+
+    Where a guard (0 or 1) fails, nothing is read and the value is 0. stride is the item size of
+    the buffer when it is read as another type.
+    """
+
+    slot: int
+    index: Int
+    lane: Expr | None
+    guard: tuple[Int, ...] = ()
+    itemsize: int = 0  # of the buffer's own type, when that differs from the value's
+
+
+@dataclass(eq=False)
+class Accumulator:
+    """A variable that a loop adds to, or keeps the maximum in."""
+
+    combine: str  # "add" | "max"
+    dtype: DType
+    lanes: int
+
+
+@dataclass(frozen=True)
+class Let:
+    value: Value
+
+
+@dataclass(frozen=True)
+class Define:
+    """A Var takes the value of an expression (a work-group's coordinate), or of a Value."""
+
+    var: Expr
+    value: Int | Value
+
+
+@dataclass(frozen=True)
+class Start:
+    accumulator: Accumulator
+
+
+@dataclass(frozen=True)
+class Update:
+    accumulator: Accumulator
+    value: Value
+
+
+@dataclass(frozen=True)
+class Store:
+    address: Address
+    dtype: DType
+    value: Value
+
+
+@dataclass(frozen=True)
+class Loop:
+    """for var in 0 … extent-1"""
+
+    var: Expr
+    extent: Int
+    body: list[Statement]
+
+
+Statement = Let | Define | Start | Update | Store | Loop
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A buffer argument; slot 0 is the one written."""
+
+    slot: int
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Function:
+    """One kernel: `groups` work-groups, each told its number in the Var `group`."""
+
+    name: str
+    label: str  # for people: what it computes and by which recipe
+    parameters: tuple[Parameter, ...]
+    variables: tuple[Expr, ...]  # symbolic ints it reads
+    group: Expr
+    groups: Int
+    body: list[Statement] = field(default_factory=list)
+
+
+def show(function: Function) -> str:
+    """The loops as text, one statement a line."""
+    lines = [f"{function.label}: {function.groups} groups"]
+
+    def walk(body: list[Statement], indent: str) -> None:
+        for s in body:
+            match s:
+                case Loop(var, extent, inner):
+                    lines.append(f"{indent}for {var} in 0…{extent}")
+                    walk(inner, indent + "  ")
+                case Let(value):
+                    lines.append(f"{indent}{value.kind.name} {value.dtype}x{value.lanes}")
+                case Define(var, value):
+                    lines.append(f"{indent}{var} = {value if isinstance(value, (int, Expr)) else '…'}")
+                case Store(address, dtype, _):
+                    lines.append(f"{indent}store {dtype} [{address.index}]")
+                case Start(acc):
+                    lines.append(f"{indent}start {acc.combine}")
+                case Update(acc, _):
+                    lines.append(f"{indent}{acc.combine}=")
+
+    walk(function.body, "  ")
+    return "\n".join(lines)

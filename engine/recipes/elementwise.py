@@ -1,0 +1,75 @@
+"""Elementwise chains and copies: lanes along whichever axis lies in a row in memory."""
+
+from __future__ import annotations
+
+from engine.graph import Op, make, reshape, toposort
+from engine.ir import Target
+from engine.lower import Plan
+from engine.recipes.analysis import Facts, analyse, contiguous_score
+from engine.schedule import Kernel
+from engine.symbolic import Expr, Int, linear_in, product, upper
+
+GROUP = 8192  # elements per work-group
+
+
+def flattened(kernel: Kernel) -> tuple[Kernel, Facts | None]:
+    """The kernel with its output as one axis, when every read then still lies in a row."""
+    root = kernel.root
+    if kernel.box is not None or sum(n != 1 for n in root.shape) < 2:
+        return kernel, None
+    if any(n.op in (Op.REDUCE, Op.GATHER) for n in toposort([root])):
+        return kernel, None
+    shape = (product(root.shape),)
+    old = kernel.target
+    flat = Kernel(reshape(root, shape), make(Op.BUFFER, (), old.arg, old.dtype, shape))
+    facts = analyse(flat)
+    (var,) = facts.axes
+    if all(load.stride(var) in (0, 1) for load in facts.loads):
+        return flat, facts
+    return kernel, None
+
+
+def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
+    """Anything: the last recipe."""
+    shape = kernel.root.shape
+    rank = len(shape)
+    wide = [a for a in range(rank) if facts.axes[a] is not None]
+    best, vector = -1, None
+    for a in reversed(wide):
+        var = facts.axes[a]
+        score = contiguous_score(facts, facts.loads, var)
+        if score is None or facts.extent(a) < target.lanes:
+            continue
+        score += _store_score(facts.store, var)
+        if score > best:
+            best, vector = score, a
+    if target.lanes == 1:
+        vector = None
+    order = [a for a in range(rank) if a != vector] + ([vector] if vector is not None else [])
+    block: list = [1] * rank
+    room = GROUP if target.is_cpu else 1
+    for a in reversed(order):
+        size = upper(shape[a])
+        if size <= room:
+            block[a] = shape[a]
+            room //= max(size, 1)
+        else:
+            lanes = target.lanes if a == vector else 1
+            block[a] = max(1, room // lanes * lanes)
+            room = 1
+        if room <= 1:
+            break
+    return Plan(
+        "elementwise",
+        tuple(block),
+        (1,) * rank,
+        tuple(order),
+        vector,
+        target.lanes if vector is not None else 1,
+    )
+
+
+def _store_score(store: Int, var: Expr) -> int:
+    """Lanes that are written side by side count for more than ones that are read so."""
+    found = linear_in(store, var)
+    return 2 if found and found[0] == 1 else -4

@@ -8,6 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
+from engine import DeviceError, get_device
 from tests.weights import build as b
 from weights import WeightError, load, quant
 
@@ -19,11 +20,21 @@ def half(value: float) -> bytes:
     return struct.pack("<e", value)
 
 
-def opened(tmp_path, name: str, shape: tuple[int, ...], raw: bytes):
+@pytest.fixture(params=["reference", "opencl"])
+def device(request) -> str:
+    """Each device that this machine has."""
+    try:
+        get_device(request.param)
+    except DeviceError as error:
+        pytest.skip(f"no {request.param} device: {error}")
+    return request.param
+
+
+def opened(tmp_path, name: str, shape: tuple[int, ...], raw: bytes, device: str = "reference"):
     path = tmp_path / f"{name}.gguf"
     number = quant.BY_NAME[name].ggml
     path.write_bytes(b.gguf([], [b.header("w", shape, number, 0)], raw))
-    return load(path, device="reference")["w"]
+    return load(path, device=device)["w"]
 
 
 def random_blocks(rng: np.random.Generator, name: str, count: int) -> np.ndarray:
@@ -38,23 +49,23 @@ def random_blocks(rng: np.random.Generator, name: str, count: int) -> np.ndarray
 
 @pytest.mark.parametrize("shape", [(32,), (5, 64), (2, 3, 96), (1, 1, 2, 32)])
 @pytest.mark.parametrize("name", QUANTISED)
-def test_blocks_equal_the_gguf_packages_bit_for_bit(name, shape, tmp_path):
+def test_blocks_equal_the_gguf_packages_bit_for_bit(name, shape, device, tmp_path):
     oracle = pytest.importorskip("gguf", reason="the gguf package (extra `test`) is the oracle")
     rng = np.random.default_rng(len(shape))
     raw = random_blocks(rng, name, int(np.prod(shape)) // 32).reshape(*shape[:-1], -1)
     expected = oracle.dequantize(raw, getattr(oracle.GGMLQuantizationType, name))
-    w = opened(tmp_path, name, shape, raw.tobytes())
+    w = opened(tmp_path, name, shape, raw.tobytes(), device)
     assert w.shape == shape and w.dtype.name == "float32"
     np.testing.assert_array_equal(w.numpy().view(np.uint32), expected.view(np.uint32))
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16"])
-def test_floats_equal_the_gguf_packages_bit_for_bit(name, tmp_path):
+def test_floats_equal_the_gguf_packages_bit_for_bit(name, device, tmp_path):
     oracle = pytest.importorskip("gguf", reason="the gguf package (extra `test`) is the oracle")
     kind = getattr(oracle.GGMLQuantizationType, name)
     values = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
     raw = oracle.quantize(values, kind)
-    got = opened(tmp_path, name, values.shape, raw.tobytes()).numpy().astype(np.float32)
+    got = opened(tmp_path, name, values.shape, raw.tobytes(), device).numpy().astype(np.float32)
     expected = oracle.dequantize(raw, kind)
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
 
@@ -81,10 +92,10 @@ PINNED = {
 
 
 @pytest.mark.parametrize("name", PINNED)
-def test_pinned_block(name, tmp_path):
+def test_pinned_block(name, device, tmp_path):
     raw, some, rest = PINNED[name]
     expected = [some.get(k, rest) for k in range(32)]
-    assert opened(tmp_path, name, (32,), raw).tolist() == expected
+    assert opened(tmp_path, name, (32,), raw, device).tolist() == expected
 
 
 def test_unsupported_type_names_tensor_type_and_what_is_supported(tmp_path):
@@ -109,17 +120,19 @@ def test_opening_a_huge_tensor_unpacks_and_copies_nothing(tmp_path):
     assert peak < 1e6  # bytes
 
 
-@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "token_embd.weight"])
-def test_real_tensor_equals_the_gguf_packages_bit_for_bit(name, smollm2):
+@pytest.fixture(scope="module")
+def oracles_tensors(smollm2) -> dict:
+    """The real model's tensors as the gguf package reads them."""
     oracle = pytest.importorskip("gguf", reason="the gguf package (extra `test`) is the oracle")
-    checkpoint = load(smollm2, device="reference")
-    kind = getattr(oracle.GGMLQuantizationType, checkpoint.info(name).type)
-    form = quant.BY_NAME[checkpoint.info(name).type]
-    rows = 64  # of the tensor: enough for every lane, quick for the reference device
-    read = checkpoint.entries[name].read.args
-    raw = np.frombuffer(read[1], np.uint8, checkpoint.info(name).nbytes, read[4])
-    packed = raw.reshape(checkpoint.info(name).shape[0], -1)[:rows]
-    assert packed.shape[1] % form.nbytes == 0
-    expected = oracle.dequantize(packed, kind)
-    got = checkpoint[name][:rows].numpy()
+    return {tensor.name: tensor for tensor in oracle.GGUFReader(smollm2).tensors}
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "token_embd.weight"])
+def test_real_tensor_equals_the_gguf_packages_bit_for_bit(name, device, smollm2, oracles_tensors):
+    import gguf
+
+    rows = 64  # enough for every lane of a block, quick on the reference device
+    tensor = oracles_tensors[name]
+    expected = gguf.dequantize(tensor.data[:rows], tensor.tensor_type)
+    got = load(smollm2, device=device)[name][:rows].numpy()
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))

@@ -119,6 +119,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
 def _short(value: Any) -> Any:
     if isinstance(value, list) and len(value) > _LONG:
         return f"[{len(value)} entries]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no infinity
     return value
 
 

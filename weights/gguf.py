@@ -45,7 +45,7 @@ def load(path: Path, device: str | None = None) -> Checkpoint:
     metadata = reader.pairs()
     headers = reader.tensor_headers(n_tensors)
     entries = _place(path, data, headers, reader.pos, _alignment(path, metadata))
-    _check_block_count(path, metadata, n_tensors)
+    _check_counts(path, metadata, n_tensors)
     return Checkpoint(path, "gguf", metadata, entries, device)
 
 
@@ -290,7 +290,11 @@ def _place(
     }
 
 
-def _check_block_count(path: Path, metadata: Metadata, n_tensors: int) -> None:
+def _check_counts(path: Path, metadata: Metadata, n_tensors: int) -> None:
+    parts = metadata.get("split.count", 1)
+    if parts not in (0, 1):
+        remedy = "merge the parts first (`llama-gguf-split --merge`)"
+        raise WeightError("a model in several files", file=path, got=parts, remedy=remedy)
     # Readers loop over the blocks, so a made-up count must not get past the door.
     architecture = metadata.get("general.architecture")
     key = f"{architecture}.block_count" if isinstance(architecture, str) else ""

@@ -127,6 +127,10 @@ HOSTILE = {
         b.gguf([blocks(0)[0], b.pair("llama.block_count", 5, struct.pack("<i", -1))]),
         "llama.block_count can't be right",
     ),
+    "first of several files": (
+        b.gguf([b.u32("split.count", 3)]),
+        "a model in several files (got 3)",
+    ),
     "alignment 0": (b.gguf([b.u32("general.alignment", 0)]), "general.alignment is wrong"),
     "alignment 48": (b.gguf([b.u32("general.alignment", 48)]), "general.alignment is wrong"),
     "alignment a string": (

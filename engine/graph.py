@@ -12,6 +12,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
+from functools import lru_cache
+from itertools import count
 from typing import Any
 
 from engine import dtype as dt
@@ -25,6 +27,8 @@ class ShapeError(ValueError):
 
 class Op(Enum):
     """Every operation. An op exists only if the others can't express it."""
+
+    __hash__ = object.__hash__  # Enum's own is Python code, and nodes are looked up all the time
 
     # sources
     BUFFER = auto()  # arg: (Storage or parameter slot, version)
@@ -64,7 +68,7 @@ class Op(Enum):
     REDUCE = auto()  # arg: ("add" | "max", axes); the axes stay, with size 1
     GATHER = auto()  # (source, index), arg: axis; an index outside is clamped
     ASSIGN = auto()  # (base, value), arg: ((start, end), …): base with that box replaced
-    CONTIGUOUS = auto()  # the same values, in a buffer of their own
+    CONTIGUOUS = auto()  # the same values in a buffer of their own; arg: which copy
 
 
 UNARY = frozenset({Op.RECIP, Op.SQRT, Op.EXP2, Op.LOG2, Op.SIN, Op.TRUNC})
@@ -299,10 +303,12 @@ def assign(base: Node, value: Node, ranges: tuple[tuple[Int, Int], ...]) -> Node
     return make(Op.ASSIGN, (base, value), ranges, base.dtype, base.shape)
 
 
-def contiguous(x: Node) -> Node:
-    return x if x.op in (Op.BUFFER, Op.CONTIGUOUS) else make(
-        Op.CONTIGUOUS, (x,), None, x.dtype, x.shape
-    )  # fmt: skip
+_copies = count()
+
+
+def copy(x: Node) -> Node:
+    """The same values in a buffer that no other node has, so that it may be written to."""
+    return make(Op.CONTIGUOUS, (x,), next(_copies), x.dtype, x.shape)
 
 
 def toposort(sinks: Iterable[Node], leaves: frozenset[Node] | set[Node] = frozenset()) -> list:
@@ -351,29 +357,35 @@ def move_index(node: Node, index: Index) -> tuple[Index, Guard]:
 
     The guard is non-empty only for PAD: where it fails, the element is 0 and there is no source.
     """
-    source = node.src[0]
-    match node.op:
+    return _moved(node.op, node.arg, node.src[0].shape, node.shape, index)
+
+
+@lru_cache(maxsize=1 << 16)  # the layers of a network ask the same
+def _moved(
+    op: Op, arg: Any, source: tuple[Int, ...], shape: tuple[Int, ...], index: Index
+) -> tuple[Index, Guard]:
+    match op:
         case Op.RESHAPE:
-            return reshape_index(index, node.shape, source.shape), ()
+            return reshape_index(index, shape, source), ()
         case Op.PERMUTE:
             moved: list[Int] = [0] * len(index)
-            for position, axis in enumerate(node.arg):
+            for position, axis in enumerate(arg):
                 moved[axis] = index[position]
             return tuple(moved), ()
         case Op.EXPAND:
-            return tuple(0 if n == 1 else i for i, n in zip(index, source.shape)), ()
+            return tuple(0 if n == 1 else i for i, n in zip(index, source)), ()
         case Op.SHRINK:
-            return tuple(i + start for i, (start, _) in zip(index, node.arg)), ()
+            return tuple(i + start for i, (start, _) in zip(index, arg)), ()
         case Op.FLIP:
-            flipped = enumerate(zip(index, node.shape))
-            return tuple(n - 1 - i if a in node.arg else i for a, (i, n) in flipped), ()
+            flipped = enumerate(zip(index, shape))
+            return tuple(n - 1 - i if a in arg else i for a, (i, n) in flipped), ()
         case Op.PAD:
             moved, guard = [], []
-            for i, n, (before, _) in zip(index, source.shape, node.arg):
+            for i, n, (before, _) in zip(index, source, arg):
                 moved.append(i - before)
                 guard += [less(-1, i - before), less(i - before, n)]
             return tuple(moved), tuple(g for g in guard if not (isinstance(g, int) and g == 1))
-    raise AssertionError(f"{node.op.name} doesn't move elements")
+    raise AssertionError(f"{op.name} doesn't move elements")
 
 
 def source_indices(

@@ -83,8 +83,7 @@ class Program:
         device = (outputs or written or held)[0].device
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
-        own = [g.make(Op.CONTIGUOUS, (t.node,), None, t.dtype, t.shape)
-               if t.node.op is Op.BUFFER else t.node for t in outputs]  # fmt: skip
+        own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
         plan = schedule([*own, *(t.node for t in written)], device)
         growth = {s: v - s.version for s, v in plan.versions.items()}
         prepared = prepare(plan)

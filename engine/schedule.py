@@ -11,6 +11,7 @@ import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from engine.graph import (
     ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Index, Node, Op, Storage, buffer, make,
@@ -37,7 +38,7 @@ class Kernel:
     target: Node
     box: Box | None = None
 
-    @property
+    @cached_property
     def reads(self) -> list[Node]:
         """The BUFFER leaves, each once, in a fixed order."""
         return [n for n in toposort([self.root]) if n.op is Op.BUFFER]
@@ -172,8 +173,8 @@ class _Sweep:
         def fresh(name: str, size: Int) -> Int:
             if node.op is Op.GATHER:
                 made.append(Var(f"{name}{number}", 0, max(upper(size) - 1, 0)))
-            else:
-                made.append(self._loop(f"{name}_{number}", size))
+            else:  # the same names in each kernel, so that equal layers ask equal questions
+                made.append(self._loop(name, size))
             return made[-1]
 
         below = source_indices(node, use.index, fresh)

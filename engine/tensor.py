@@ -119,10 +119,12 @@ class Tensor:
 
     __hash__ = object.__hash__
 
-    def realize(self) -> Tensor:
-        """Compute it now; return self."""
-        if self.node.op is not Op.BUFFER:
-            (self.node,) = realize([self.node], self.device)
+    def realize(self, *others: Tensor) -> Tensor:
+        """Compute it now, and the others in the same go; return self."""
+        lazy = [t for t in (self, *others) if t.node.op is not Op.BUFFER]
+        if lazy:
+            for t, node in zip(lazy, realize([t.node for t in lazy], self.device)):
+                t.node = node
         return self
 
     def numpy(self) -> np.ndarray:
@@ -158,8 +160,8 @@ class Tensor:
         return Tensor(g.cast(copied, self.dtype), device=device)
 
     def contiguous(self) -> Tensor:
-        """The same values in a buffer of their own."""
-        return self._new(g.contiguous(self.node))
+        """The same values in a buffer of their own, which may then be written to."""
+        return self._new(g.copy(self.node))
 
     # --- movement ----------------------------------------------------------------------------
 
@@ -293,8 +295,7 @@ class Tensor:
         box = tuple(end - start for start, end in ranges)
         new = g.reshape(value.cast(self.dtype).expand(*shape).node, box)
         if self.node.op not in (Op.BUFFER, Op.ASSIGN) or _is_constant(self.node):
-            copy = g.make(Op.CONTIGUOUS, (self.node,), None, self.dtype, self.shape)
-            (self.node,) = realize([copy], self.device)
+            (self.node,) = realize([g.copy(self.node)], self.device)
         self.node = g.assign(self.node, new, ranges)
         for recorder in _recorders:
             recorder.append(self)

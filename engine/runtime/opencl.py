@@ -199,7 +199,8 @@ class _Replay:
         arguments = list(step.buffers)
         if step.variables:
             arguments += [self.buffer, np.int32(self.places[step.variables])]
-        kernel.set_args(*arguments)
+        for i, argument in enumerate(arguments):  # set_args would generate code for each kernel
+            kernel.set_arg(i, argument)
         return kernel
 
     def __call__(self, values: Mapping[Expr, int]) -> None:

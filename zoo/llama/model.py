@@ -49,14 +49,12 @@ def init_cache(config: Config, context: int, device: str | None = None) -> Cache
     heads, d = config.n_kv_heads, config.head_dim
 
     def empty(*shape: int) -> list[Tensor]:
-        return [Tensor.zeros(*shape, device=device).realize() for _ in range(config.n_layers)]
+        return [Tensor.zeros(*shape, device=device).contiguous() for _ in range(config.n_layers)]
 
+    k, v = empty(heads, d, context), empty(heads, context, d)
+    k[0].realize(*k[1:], *v)
     table = rope_table(context, d, config.rope_theta)
-    return Cache(
-        k=empty(heads, d, context),
-        v=empty(heads, context, d),
-        rope=Tensor.from_numpy(table, device=device),
-    )
+    return Cache(k, v, rope=Tensor.from_numpy(table, device=device))
 
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:

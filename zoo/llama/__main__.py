@@ -122,8 +122,11 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace):
+    from engine import set_default_device
     from zoo.llama.loading import load
 
+    if arguments.device is not None:
+        set_default_device(arguments.device)
     return load(arguments.model, arguments.device, arguments.dtype, arguments.ctx)
 
 

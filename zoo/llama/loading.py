@@ -173,9 +173,9 @@ def _expected(config: model.Config, tensors: Checkpoint) -> dict[str, tuple[int,
 
     The output matrix may be absent (it is then the embedding); a linear layer may have a bias.
     """
-    expected = dict(model.expected_shapes(config))
-    if "output.weight" not in tensors:
-        expected.pop("output.weight", None)
+    expected = model.expected_shapes(config)
+    if "output.weight" in tensors:
+        expected["output.weight"] = (config.vocab_size, config.dim)
     for key in tensors:
         weight = key.removesuffix("bias") + "weight"
         if key.endswith(".bias") and weight in expected:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zoo.errors import UsageError
+from zoo.errors import UsageError, UserError
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Sampler:
     def __call__(self, logits: np.ndarray, context: Sequence[int] = ()) -> int:
         """The next token's id. `logits`: (vocab,) float32, left as they are; `context`: ids so far.
 
-        FloatingPointError when the logits hold no finite maximum (a broken model).
+        UserError when the logits hold no finite maximum (a broken model).
         """
         options = self.options
         if logits.ndim != 1:
@@ -66,7 +66,7 @@ class Sampler:
             logits = penalised(logits, context[-options.repeat_last_n :], options.repeat_penalty)
         best = int(logits.argmax())
         if not math.isfinite(logits[best]):
-            raise FloatingPointError(f"the model's logits are not finite: {logits[best]}")
+            raise UserError(f"the model's logits are not finite: {logits[best]}")
         if options.temperature == 0:
             return best
         ids, kept = candidates(logits, options)

@@ -1,0 +1,58 @@
+"""A model without an engine: says what it is told to, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from tests.zoo.llama import vocab
+from zoo.llama.generate import Llama
+from zoo.llama.vocabulary import from_gguf
+
+
+class ScriptedContext:
+    """Stands in for `zoo.llama.context.Context`: after the prompt come the scripted ids.
+
+    `computed` counts the positions of each call that its cache did not hold.
+    """
+
+    def __init__(self, size: int, vocab_size: int, script: Sequence[int]) -> None:
+        self.size, self.ids = size, []
+        self.computed: list[int] = []
+        self._vocab_size, self._script = vocab_size, list(script)
+        self._prompt: list[int] | None = None
+
+    def next_logits(self, ids: Sequence[int]) -> np.ndarray:
+        assert 0 < len(ids) <= self.size
+        if self._prompt is None or ids[: len(self._prompt)] != self._prompt:
+            self._prompt = list(ids)
+        at = len(ids) - len(self._prompt)
+        same = 0
+        while same < min(len(ids) - 1, len(self.ids)) and ids[same] == self.ids[same]:
+            same += 1
+        self.computed.append(len(ids) - same)
+        self.ids = list(ids)
+        logits = np.zeros(self._vocab_size, np.float32)
+        logits[self._script[at % len(self._script)]] = 10
+        return logits
+
+    def all_logits(self, ids: Sequence[int]) -> np.ndarray:
+        return np.stack([self.next_logits(ids[: n + 1]) for n in range(len(ids))])
+
+    def restart(self, script: Sequence[int]) -> None:
+        self._script, self._prompt = list(script), None
+
+
+def scripted(script: Sequence[str | int], size: int = 1000, **options) -> Llama:
+    """A Llama whose reply is the given tokens: ids, or texts that must each be one token."""
+    tokenizer = from_gguf(vocab.tiny(**options))
+    ids = [i for part in script for i in ([part] if isinstance(part, int) else one(tokenizer, part))]
+    context = ScriptedContext(size, tokenizer.vocab_size, ids)
+    config = SimpleNamespace(vocab_size=tokenizer.vocab_size, max_context=size)
+    return Llama(config, tokenizer, context)
+
+
+def one(tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, special=True)

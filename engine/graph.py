@@ -295,7 +295,7 @@ def gather(source: Node, index: Node, axis: int) -> Node:
 
 
 def assign(base: Node, value: Node, ranges: tuple[tuple[Int, Int], ...]) -> Node:
-    """base (a BUFFER or an earlier ASSIGN) with the box `ranges` replaced by value."""
+    """base (a BUFFER, a copy or an earlier ASSIGN) with the box `ranges` replaced by value."""
     box = tuple(end - start for start, end in ranges)
     if value.shape != box or value.dtype is not base.dtype:
         raise ShapeError(f"assign: {value!r} into a box of shape {_show(box)} {base.dtype}")

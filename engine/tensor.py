@@ -294,9 +294,8 @@ class Tensor:
         value = value if isinstance(value, Tensor) else Tensor(value, self.dtype, self.device)
         box = tuple(end - start for start, end in ranges)
         new = g.reshape(value.cast(self.dtype).expand(*shape).node, box)
-        if self.node.op not in (Op.BUFFER, Op.ASSIGN) or _is_constant(self.node):
-            (self.node,) = realize([g.copy(self.node)], self.device)
-        self.node = g.assign(self.node, new, ranges)
+        own = self.node.op in (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS) and not _is_constant(self.node)
+        self.node = g.assign(self.node if own else g.copy(self.node), new, ranges)
         for recorder in _recorders:
             recorder.append(self)
 

@@ -23,7 +23,7 @@ from engine.ir import (
     Update, Value,
 )  # fmt: skip
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, Var, less, minimum, product, upper, variables
+from engine.symbolic import Expr, Int, Var, minimum, product, upper, variables
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,11 @@ class _Lowering:
             starts[axis] = var * self.plan.block[axis]
         return starts
 
-    def _nest(self, position: int, starts: list[Int], points: list[list[tuple[Int, Int]]]) -> None:
-        """The loops from plan.order[position] inwards. points: per axis (index, guard) choices."""
+    def _nest(self, position: int, starts: list[Int], points: list[list[Int]]) -> None:
+        """The loops from plan.order[position] inwards. points: the indices chosen on each axis.
+
+        Every axis has whole steps of unroll x lanes, then what is left over one by one.
+        """
         if position == len(self.plan.order):
             self._outputs(points)
             return
@@ -141,33 +144,20 @@ class _Lowering:
         start, size = starts[axis], self.root.shape[axis]
         count = size if self._blocks(axis) == 1 else minimum(self.plan.block[axis], size - start)
         unroll = self.plan.unroll[axis]
-        if axis == self.plan.vector:
-            step = unroll * self.plan.lanes
-            full = self._open(count // step)
-            if full is not None:
-                turn, body = full
-                points[axis] = [
-                    (start + turn * step + u * self.plan.lanes + self.lane, 1)
-                    for u in range(unroll)
-                ]
-                self._nest(position + 1, starts, points)
-                self._close(body)
-            start = start + count // step * step
-            count = count % step
-            step = 1
-        else:
-            step = unroll
-        rest = self._open((count + step - 1) // step)
-        if rest is None:
-            return
-        turn, body = rest
-        points[axis] = []
-        for u in range(step):
-            at = start + turn * step + u
-            fits = 1 if step == 1 else less(at, size)
-            points[axis].append((at if fits == 1 else minimum(at, size - 1), fits))
-        self._nest(position + 1, starts, points)
-        self._close(body)
+        lanes, lane = (self.plan.lanes, self.lane) if axis == self.plan.vector else (1, 0)
+        step = unroll * lanes
+        whole = self._open(count // step)
+        if whole is not None:
+            turn, body = whole
+            points[axis] = [start + turn * step + u * lanes + lane for u in range(unroll)]
+            self._nest(position + 1, starts, points)
+            self._close(body)
+        rest = self._open(count % step)
+        if rest is not None:
+            turn, body = rest
+            points[axis] = [start + count // step * step + turn]
+            self._nest(position + 1, starts, points)
+            self._close(body)
 
     def _open(self, extent: Int) -> tuple[Int, _Block | None] | None:
         """Begin a loop; its variable (0 where it turns once), or None where it never turns."""
@@ -193,24 +183,19 @@ class _Lowering:
     def _emit(self, statement: Statement) -> None:
         self.path[-1].body.append(statement)
 
-    def _outputs(self, points: list[list[tuple[Int, Int]]]) -> None:
+    def _outputs(self, points: list[list[Int]]) -> None:
         """Compute and store every unrolled copy of the innermost body."""
-        chosen = []
-        for combination in cartesian(*points):
-            index = tuple(i for i, _ in combination)
-            guard = tuple(f for _, f in combination if f != 1)
-            chosen.append((index, guard))
-        self._find_reductions([i for i, _ in chosen])
+        chosen = list(cartesian(*points))
+        self._find_reductions(chosen)
         target = self.kernel.target
-        lane = self.lane if self.plan.vector is not None else None
-        for index, guard in chosen:
+        for index in chosen:
             value = self._value(self.root, index, ())
             at = index
             if self.kernel.box is not None:
                 at = tuple(i + start for i, (start, _) in zip(index, self.kernel.box))
             flat = flat_index(at, target.shape)
-            moves = lane is not None and lane in variables(flat)
-            self._emit(Store(Address(0, flat, lane if moves else None, guard), target.dtype, value))
+            lane = self.lane if self.lane in variables(flat) else None
+            self._emit(Store(Address(0, flat, lane), target.dtype, value))
 
     # --- values ------------------------------------------------------------------------------
 

@@ -352,19 +352,17 @@ class _Renderer:
             text = self._pack(text, dtype, lanes)
         elif dtype is dt.bool_:
             text = f"({text} != 0)" if lanes == 1 else f"convert_uchar{lanes}(-{text})"
-        tests = [_c(g) for g in address.guard]
-        before = f"{indent}if ({' && '.join(tests)}) " if tests else indent
         kind = self._memory(dtype)
         start = self._vector_start(address, dtype) if lanes > 1 else None
         if lanes == 1:
-            self.lines.append(f"{before}p0[{_c(address.index)}] = {text};")
+            self.lines.append(f"{indent}p0[{_c(address.index)}] = {text};")
         elif start is not None:
             self._need(f"loose_{kind}{lanes}")
             place = f"*({self.dialect.pointer} loose_{kind}{lanes}*)(p0 + {_c(start)})"
-            self.lines.append(f"{before}{place} = {text};")
+            self.lines.append(f"{indent}{place} = {text};")
         else:
             name = f"w{len(self.lines)}"
-            self.lines.append(f"{before}{{ const {kind}{lanes} {name} = {text};")
+            self.lines.append(f"{indent}{{ const {kind}{lanes} {name} = {text};")
             for i in range(lanes):
                 at = _c(substitute(address.index, {address.lane: i}))
                 self.lines.append(f"{indent}  p0[{at}] = {name}.s{LANE_NAMES[i]};")

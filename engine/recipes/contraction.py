@@ -11,7 +11,7 @@ from engine.ir import Target
 from engine.lower import Plan
 from engine.recipes.analysis import Facts, Load, contiguous_score
 from engine.schedule import Kernel
-from engine.symbolic import Expr, upper, variables
+from engine.symbolic import Expr, Int, upper, variables
 
 ACCUMULATORS = 16  # vectors of sums that stay in registers, operands beside them
 WORK = 16384  # multiplications that make a work-group worth its launch
@@ -25,7 +25,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     loads = [x for x in facts.loads if x.reduced]
     last = loops[-1]
     vector, reduce_lanes = _lanes(kernel, facts, loads, last, target)
-    unroll = _unroll(facts, loads, vector, target, len(facts.reductions))
+    unroll = _unroll(kernel, facts, loads, vector, target)
     order = _order(facts, vector)
     depth = 1
     for var in loops:
@@ -67,23 +67,30 @@ def _lanes(
 
 
 def _unroll(
-    facts: Facts, loads: list[Load], vector: int | None, target: Target, reductions: int
+    kernel: Kernel, facts: Facts, loads: list[Load], vector: int | None, target: Target
 ) -> tuple[int, ...]:
-    """Copies per axis: first along axes that some load doesn't move with, within the registers."""
+    """Copies per axis, within the registers: along axes that some load doesn't move with."""
     unroll = [1] * len(facts.axes)
-    room = max(1, (ACCUMULATORS if target.lanes == 16 else ACCUMULATORS // 2) // reductions)
-    for a in reversed(range(len(facts.axes))):
-        var = facts.axes[a]
+    room = ACCUMULATORS if target.lanes == 16 else ACCUMULATORS // 2
+    room = max(1, room // len(facts.reductions))
+    for a, var in enumerate(facts.axes):
         if var is None or not any(var not in variables(x.index) for x in loads):
             continue
-        copies = 1
-        limit = 2 if a == vector else 4
-        size = facts.extent(a) // (target.lanes if a == vector else 1)
-        while copies * 2 <= min(limit, room, size):
-            copies *= 2
-        unroll[a] = copies
-        room //= copies
+        lanes = target.lanes if a == vector else 1
+        unroll[a] = _copies(kernel.root.shape[a], lanes, min(2 if a == vector else 4, room))
+        room //= unroll[a]
     return tuple(unroll)
+
+
+def _copies(size: Int, lanes: int, most: int) -> int:
+    """The largest number of copies up to `most` that leaves nothing over, or a power of two."""
+    for copies in range(most, 1, -1):
+        if isinstance(size, int) and size % (copies * lanes) == 0:
+            return copies
+    copies = 1
+    while copies * 2 <= most and copies * 2 * lanes <= upper(size):
+        copies *= 2
+    return copies
 
 
 def _order(facts: Facts, vector: int | None) -> tuple[int, ...]:

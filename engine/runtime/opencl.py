@@ -20,6 +20,7 @@ from engine.runtime import DeviceError, Step
 from engine.symbolic import Expr, evaluate
 
 LOCAL = 64  # work-items per group on a GPU
+MOST_RUNNING = 64  # lists of kernels under way before we wait for them
 
 
 def cache_folder() -> Path:
@@ -54,6 +55,7 @@ class OpenCLDevice:
             cores=min(self.device.max_compute_units, usable_cores()) if is_cpu else 1,
             features=flags,
         )
+        self.running: dict[int, _Replay] = {}  # launched, maybe not done: their memory must stay
         self.identity = f"{self.device.platform.version} {self.device.name} {self.device.driver_version}"
 
     def _pick(self, which: str) -> Any:
@@ -100,7 +102,8 @@ class OpenCLDevice:
     def read(self, handle: Any, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
         if nbytes:
-            self.cl.enqueue_copy(self.queue, out, handle)
+            self.cl.enqueue_copy(self.queue, out, handle)  # waits for all that was launched before
+            self.running.clear()
         return out
 
     def write(self, handle: Any, data: np.ndarray) -> None:
@@ -219,8 +222,12 @@ class _Replay:
                 self._timed(step, kernel, count, local)
             elif count:
                 cl.enqueue_nd_range_kernel(queue, kernel, (count,), local)
+        device.running[id(self)] = self
         if self.fresh:
             self._save()
+        if len(device.running) > MOST_RUNNING:
+            queue.finish()
+            device.running.clear()
         queue.flush()
 
     def _timed(self, step: Step, kernel: Any, count: int, local: tuple[int]) -> None:

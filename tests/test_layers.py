@@ -21,6 +21,7 @@ ENGINE_ORDER = (
     "lower",
     "recipes",
     "tune",
+    "clib",
     "render",
     "runtime",
     "realize",

@@ -141,9 +141,15 @@ def _functions(n: int) -> dict[str, str]:
     clamp_high = f"({low}) ? x : ({f})(160.0f)" if n == 1 else f"select(({f})(160.0f), x, {low})"
     back = "x != x ? x : r" if n == 1 else "select(r, x, x != x)"
     coefficients = (
-        1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1,
-        6.9314718e-1, 1.0,
-    )  # fmt: skip
+        1.5252734e-5,
+        1.5403530e-4,
+        1.3333558e-3,
+        9.6181291e-3,
+        5.5504109e-2,
+        2.4022651e-1,
+        6.9314718e-1,
+        1.0,
+    )
     poly = f"({f})({coefficients[0]!r}f)"
     for c in coefficients[1:]:
         poly = f"({poly} * t + ({f})({c!r}f))"

@@ -58,8 +58,19 @@ bfloat16 = DType("bfloat16", 2, "f", 10)
 float32 = DType("float32", 4, "f", 11)
 
 ALL = (
-    bool_, uint8, int8, uint16, int16, uint32, int32, uint64, int64, float16, bfloat16, float32,
-)  # fmt: skip
+    bool_,
+    uint8,
+    int8,
+    uint16,
+    int16,
+    uint32,
+    int32,
+    uint64,
+    int64,
+    float16,
+    bfloat16,
+    float32,
+)
 BY_NAME = {d.name: d for d in ALL}
 
 
@@ -91,7 +102,7 @@ def from_numpy(array_dtype: np.dtype) -> DType:
 
 def float32_to_bfloat16(x: np.ndarray) -> np.ndarray:
     """float32 -> the uint16 bits of bfloat16, rounded to nearest even; NaN stays NaN."""
-    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    bits = np.asarray(x, dtype=np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1)).astype(np.uint32)) >> 16
     return np.where(np.isnan(x), (bits >> 16) | 0x40, rounded).astype(np.uint16)
 

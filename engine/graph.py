@@ -74,10 +74,20 @@ class Op(Enum):
 UNARY = frozenset({Op.RECIP, Op.SQRT, Op.EXP2, Op.LOG2, Op.SIN, Op.TRUNC})
 BINARY = frozenset(
     {
-        Op.ADD, Op.MUL, Op.IDIV, Op.MOD, Op.MAX, Op.CMPLT, Op.CMPNE,
-        Op.AND, Op.OR, Op.XOR, Op.SHL, Op.SHR,
+        Op.ADD,
+        Op.MUL,
+        Op.IDIV,
+        Op.MOD,
+        Op.MAX,
+        Op.CMPLT,
+        Op.CMPNE,
+        Op.AND,
+        Op.OR,
+        Op.XOR,
+        Op.SHL,
+        Op.SHR,
     }
-)  # fmt: skip
+)
 MOVEMENT = frozenset({Op.RESHAPE, Op.PERMUTE, Op.EXPAND, Op.PAD, Op.SHRINK, Op.FLIP})
 ELEMENTWISE = UNARY | BINARY | {Op.CAST, Op.BITCAST, Op.WHERE}
 TRANSCENDENTAL = frozenset({Op.EXP2, Op.LOG2, Op.SIN})
@@ -180,8 +190,7 @@ def reshape(x: Node, shape: tuple[Int, ...]) -> Node:
         return x
     if product(shape) != x.numel:
         raise ShapeError(
-            f"reshape: {_show(x.shape)} has {x.numel} elements, "
-            f"{_show(shape)} has {product(shape)}"
+            f"reshape: {_show(x.shape)} has {x.numel} elements, {_show(shape)} has {product(shape)}"
         )
     if x.op is Op.RESHAPE:
         return reshape(x.src[0], shape)

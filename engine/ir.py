@@ -129,35 +129,53 @@ class Parameter:
 class Function:
     """One kernel: `groups` work-groups, each told its number in the Var `group`."""
 
-    name: str
     label: str  # for people: what it computes and by which recipe
     parameters: tuple[Parameter, ...]
     variables: tuple[Expr, ...]  # symbolic ints it reads
-    group: Expr
     groups: Int
     body: list[Statement] = field(default_factory=list)
 
 
 def show(function: Function) -> str:
-    """The loops as text, one statement a line."""
+    """The loops as text, one statement a line: `value type x lanes = what it is`."""
     lines = [f"{function.label}: {function.groups} groups"]
+    names: dict[Value, str] = {}
+    sums: dict[Accumulator, str] = {}
+
+    def text(value: Value) -> str:
+        args = [names[a] for a in value.args]
+        match value.arg:
+            case Address(slot, index):
+                return f"load p{slot}[{index}]"
+            case Accumulator():
+                return sums[value.arg]
+            case Enum():
+                return " ".join([value.arg.name.lower(), *args])
+        what = "" if value.arg is None else f" {value.arg}"
+        return " ".join([value.kind.name.lower() + what, *args])
 
     def walk(body: list[Statement], indent: str) -> None:
         for s in body:
             match s:
                 case Loop(var, extent, inner):
-                    lines.append(f"{indent}for {var} in 0…{extent}")
+                    lines.append(f"{indent}for {var} in 0 … {extent} - 1:")
                     walk(inner, indent + "  ")
                 case Let(value):
-                    lines.append(f"{indent}{value.kind.name} {value.dtype}x{value.lanes}")
+                    line = text(value)
+                    names[value] = f"v{len(names)}"
+                    kind = f"{value.dtype} x {value.lanes}"
+                    lines.append(f"{indent}{names[value]} {kind} = {line}")
                 case Define(var, value):
-                    lines.append(f"{indent}{var} = {value if isinstance(value, (int, Expr)) else '…'}")
-                case Store(address, dtype, _):
-                    lines.append(f"{indent}store {dtype} [{address.index}]")
+                    lines.append(f"{indent}{var} = {names.get(value, value)}")
+                case Store(address, _, value):
+                    lines.append(f"{indent}store p{address.slot}[{address.index}] = {names[value]}")
                 case Start(acc):
-                    lines.append(f"{indent}start {acc.combine}")
-                case Update(acc, _):
-                    lines.append(f"{indent}{acc.combine}=")
+                    sums[acc] = f"s{len(sums)}"
+                    lines.append(
+                        f"{indent}{sums[acc]} {acc.dtype} x {acc.lanes} = start {acc.combine}"
+                    )
+                case Update(acc, value):
+                    lines.append(f"{indent}{sums[acc]} {acc.combine}= {names[value]}")
 
     walk(function.body, "  ")
     return "\n".join(lines)

@@ -16,14 +16,36 @@ from typing import Any
 from engine import dtype as dt
 from engine.dtype import DType
 from engine.graph import (
-    ELEMENTWISE, MOVEMENT, Guard, Index, Node, Op, flat_index, move_index, source_indices, toposort,
-)  # fmt: skip
+    ELEMENTWISE,
+    MOVEMENT,
+    Guard,
+    Index,
+    Node,
+    Op,
+    flat_index,
+    move_index,
+    source_indices,
+    toposort,
+)
 from engine.ir import (
-    Accumulator, Address, Define, Function, Kind, Let, Loop, Parameter, Start, Statement, Store,
-    Update, Value,
-)  # fmt: skip
+    Accumulator,
+    Address,
+    Define,
+    Function,
+    Kind,
+    Let,
+    Loop,
+    Parameter,
+    Start,
+    Statement,
+    Store,
+    Update,
+    Value,
+)
 from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, minimum, product, upper, variables
+
+CHAINS = 8  # sums under way at once that hide the latency of an addition
 
 
 @dataclass(frozen=True)
@@ -54,9 +76,9 @@ def plain(kernel: Kernel) -> Plan:
     return Plan("plain", (1,) * rank, (1,) * rank, tuple(range(rank)))
 
 
-def lower(kernel: Kernel, plan: Plan, name: str) -> Function:
+def lower(kernel: Kernel, plan: Plan) -> Function:
     """The loops of one canonical kernel (its buffers are numbered) under a plan."""
-    return _Lowering(kernel, plan).function(name)
+    return _Lowering(kernel, plan).function()
 
 
 @dataclass
@@ -93,7 +115,7 @@ class _Lowering:
         self.stage = _stages(kernel.root)
         self.groups: dict[Node, _Group] = {}
 
-    def function(self, name: str) -> Function:
+    def function(self) -> Function:
         group = Var("group", 0, max(upper(self._groups()) - 1, 0))
         starts = self._coordinates(group)
         self._nest(0, starts, [[] for _ in self.root.shape])
@@ -104,9 +126,7 @@ class _Lowering:
         free = _variables(self.path[0].body) | variables(self._groups())
         symbolic = tuple(sorted((v for v in free if v not in known), key=lambda v: v.text))
         label = f"{self.plan.recipe} {_label(self.root)}"
-        return Function(
-            name, label, tuple(parameters), symbolic, group, self._groups(), self.path[0].body
-        )
+        return Function(label, tuple(parameters), symbolic, self._groups(), self.path[0].body)
 
     # --- the output's loops ------------------------------------------------------------------
 
@@ -200,9 +220,14 @@ class _Lowering:
     # --- values ------------------------------------------------------------------------------
 
     def _put(
-        self, kind: Kind, dtype: DType, args: tuple[Value, ...] = (), arg: Any = None,
-        lanes: int | None = None, exprs: tuple[Int, ...] = (),
-    ) -> Value:  # fmt: skip
+        self,
+        kind: Kind,
+        dtype: DType,
+        args: tuple[Value, ...] = (),
+        arg: Any = None,
+        lanes: int | None = None,
+        exprs: tuple[Int, ...] = (),
+    ) -> Value:
         """A value in the outermost block where its arguments and index variables are known."""
         depth = max((a.depth for a in args), default=0)
         for e in exprs:
@@ -253,7 +278,9 @@ class _Lowering:
                 return self._load(node, index, guard)
             case Op.CONST:
                 if isinstance(node.arg, Expr):
-                    number = self._put(Kind.INDEX, dt.int32, arg=(node.arg, None), exprs=(node.arg,))
+                    number = self._put(
+                        Kind.INDEX, dt.int32, arg=(node.arg, None), exprs=(node.arg,)
+                    )
                     return self._put(Kind.CAST, node.dtype, (number,))
                 return self._put(Kind.CONST, node.dtype, arg=node.arg)
             case Op.IOTA:
@@ -361,7 +388,7 @@ class _Lowering:
         """Group the reductions below the root and note every index at which each is wanted."""
         groups: dict[tuple, _Group] = {}
         seen: set[tuple[Node, Index]] = set()
-        todo = [(self.root, i) for i in indices]
+        todo = [(self.root, i) for i in reversed(indices)]
         while todo:
             node, index = todo.pop()
             if (node, index) in seen:
@@ -396,7 +423,7 @@ class _Lowering:
         outer = self.path
         self.path = outer[: depth + 1]
         lanes = 1 if self.lane in free else self.plan.reduce_lanes
-        copies = self.plan.reduce_unroll if len(wanted) * self.plan.reduce_unroll <= 16 else 1
+        copies = self.plan.reduce_unroll if len(wanted) * self.plan.reduce_unroll <= CHAINS else 1
         sums: dict[tuple, list[Accumulator]] = defaultdict(list)
         vectors: dict[tuple, list[Accumulator]] = defaultdict(list)
         *around, last = group.extents
@@ -420,9 +447,15 @@ class _Lowering:
         self.path = outer
 
     def _run_last(
-        self, wanted: list[tuple[Node, Index]], place: list[Int], extent: Int, lanes: int,
-        copies: int, vectors: dict, sums: dict,
-    ) -> None:  # fmt: skip
+        self,
+        wanted: list[tuple[Node, Index]],
+        place: list[Int],
+        extent: Int,
+        lanes: int,
+        copies: int,
+        vectors: dict,
+        sums: dict,
+    ) -> None:
         """The innermost reduction loop: whole steps of unroll x lanes, then single elements."""
         step = lanes * self.plan.reduce_unroll
         full = self._open(extent // step)
@@ -471,9 +504,9 @@ class _Lowering:
             self._emit(Let(part))
             if total is not None and total.lanes > part.lanes:
                 total = self._fold(node, total)
-            total = part if total is None else self._put(
-                Kind.ALU, node.dtype, (total, part), combine
-            )  # fmt: skip
+            total = (
+                part if total is None else self._put(Kind.ALU, node.dtype, (total, part), combine)
+            )
         across = self.reduce_lane if self.plan.reduce_lanes > 1 else None
         if across is not None and total.lanes > 1 and not self._across_output(node):
             total = self._fold(node, total)

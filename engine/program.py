@@ -86,7 +86,7 @@ class Program:
         own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
         plan = schedule([*own, *(t.node for t in written)], device)
         growth = {s: v - s.version for s, v in plan.versions.items()}
-        prepared = prepare(plan)
+        prepared = prepare(plan, repeated=True)
         outputs = [Tensor(n, device=device) for n in plan.results[: len(outputs)]]
         return _Capture(prepared, storages, outputs, single, written, growth)
 

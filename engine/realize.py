@@ -1,12 +1,12 @@
 """From nodes to memory: schedule, lower, render, compile, place, launch. The one file joining them.
 
-Compiled kernels are remembered per device by their canonical form (buffers numbered, not named), so
-the layers of a network share code. On disk the backend remembers them by source.
+Generated functions are remembered per device by their kernel's canonical form (buffers numbered,
+not named), so the layers of a network share code. On disk the backend remembers binaries by source.
 """
 
 from __future__ import annotations
 
-import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,13 +15,11 @@ from engine.graph import Node, Op, Storage, graph_variables, make, toposort
 from engine.lower import lower
 from engine.recipes import choose
 from engine.render import render
-from engine.runtime import Device, DeviceError, Replay, Step, get_device
-from engine.schedule import Kernel, Schedule, plan_memory, schedule
+from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
+from engine.schedule import Kernel, Schedule, cost, plan_memory, schedule
 from engine.symbolic import Expr
 
-_compiled: dict[tuple[str, Kernel], Step] = {}  # each without its buffers
-
-DEBUG = int(os.environ.get("DEBUG", "0") or 0)
+_steps: dict[tuple[str, Kernel], Step] = {}
 
 
 @dataclass
@@ -46,26 +44,29 @@ class Prepared:
 def realize(nodes: Sequence[Node], device_name: str) -> list[Node]:
     """Compute nodes now and return a BUFFER node for each."""
     plan = schedule(nodes, device_name)
-    results = prepare(plan).run({})
+    results = prepare(plan, repeated=False).run({})
     plan.commit()
     return results
 
 
-def prepare(plan: Schedule) -> Prepared:
-    """Allocate and compile everything a schedule needs."""
+def prepare(plan: Schedule, repeated: bool) -> Prepared:
+    """Allocate and compile everything a schedule needs; `repeated` if it will run often."""
     device = get_device(plan.device)
     kept = {n.arg[0] for n in plan.results}
     arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
     slotted = [_canonical(k) for k in plan.kernels]
-    _compile([k for k, _ in slotted], device, plan.device)
     variables = frozenset(graph_variables(n for k, _ in slotted for n in toposort([k.root])))
     variables |= _box_variables(plan.kernels)
     steps = [
-        replace(_compiled[plan.device, kernel], buffers=[_handle(s, plan.device) for s in storages])
+        replace(
+            _step(kernel, device, plan.device),
+            buffers=[_handle(s, plan.device) for s in storages],
+            sizes=tuple(s.nbytes for s in storages),
+        )
         for kernel, storages in slotted
     ]
     ordered = sorted(variables, key=lambda v: v.text)
-    return Prepared(plan, device.replay(steps, ordered), variables, arena)
+    return Prepared(plan, device.replay(steps, ordered, repeated), variables, arena)
 
 
 def _box_variables(kernels: Sequence[Kernel]) -> frozenset[Expr]:
@@ -111,20 +112,21 @@ def _canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
     return Kernel(new[kernel.root], slot0, kernel.box), storages
 
 
-def _compile(kernels: Sequence[Kernel], device: Device, name: str) -> None:
-    """Fill `_compiled` for every kernel that isn't there: all new ones in one program."""
-    fresh = [k for k in dict.fromkeys(kernels) if (name, k) not in _compiled]
-    if not fresh:
-        return
-    if device.target is None:
-        for k in fresh:
-            _compiled[name, k] = Step(k, [], 1, k.root.op.name)
-        return
-    chosen = [choose(k, device.target) for k in fresh]
-    functions = [lower(k, plan, name=f"k{i}") for i, (k, plan) in enumerate(chosen)]
-    source = render(functions, device.target)
-    if DEBUG >= 4:
-        print(source)
-    executables = device.compile(source, [f.name for f in functions])
-    for k, f, executable in zip(fresh, functions, executables):
-        _compiled[name, k] = Step(executable, [], f.groups, f.label, f.variables)
+def _step(kernel: Kernel, device: Device, name: str) -> Step:
+    """The step that runs a canonical kernel, still without its buffers."""
+    found = _steps.get((name, kernel))
+    if found is None:
+        if device.target is None:
+            found = Step(kernel, [], 1, kernel.root.op.name.lower())
+        else:
+            reshaped, plan = choose(kernel, device.target)
+            function = lower(reshaped, plan)
+            rendered = render(function, device.target)
+            if DEBUG >= 3:
+                print(plan, file=sys.stderr)
+            if DEBUG >= 4:
+                print(rendered.text, file=sys.stderr)
+            found = Step(rendered, [], function.groups, function.label, function.variables)
+        found.flops, found.nbytes = cost(kernel)
+        _steps[name, kernel] = found
+    return found

@@ -7,6 +7,7 @@ a statement of its own and rounds as NumPy does.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -17,9 +18,20 @@ from engine.clib import helpers
 from engine.dtype import DType
 from engine.graph import Op
 from engine.ir import (
-    Accumulator, Address, Define, Function, Kind, Let, Loop, Start, Statement, Store, Target,
-    Update, Value,
-)  # fmt: skip
+    Accumulator,
+    Address,
+    Define,
+    Function,
+    Kind,
+    Let,
+    Loop,
+    Start,
+    Statement,
+    Store,
+    Target,
+    Update,
+    Value,
+)
 from engine.symbolic import Expr, Int, bounds, linear_in, substitute
 
 LANE_NAMES = "0123456789abcdef"
@@ -38,35 +50,107 @@ class Dialect:
 
 
 C_TYPES = {
-    dt.bool_: "int", dt.uint8: "uchar", dt.int8: "char", dt.uint16: "ushort", dt.int16: "short",
-    dt.uint32: "uint", dt.int32: "int", dt.uint64: "ulong", dt.int64: "long",
-    dt.float16: "float", dt.bfloat16: "float", dt.float32: "float",
-}  # fmt: skip
+    dt.bool_: "int",
+    dt.uint8: "uchar",
+    dt.int8: "char",
+    dt.uint16: "ushort",
+    dt.int16: "short",
+    dt.uint32: "uint",
+    dt.int32: "int",
+    dt.uint64: "ulong",
+    dt.int64: "long",
+    dt.float16: "float",
+    dt.bfloat16: "float",
+    dt.float32: "float",
+}
 MEMORY_TYPES = {dt.bool_: "uchar", dt.float16: "ushort", dt.bfloat16: "ushort"}
 
 DIALECTS = {
     "opencl-cpu": Dialect(
-        C_TYPES, MEMORY_TYPES, "__kernel __attribute__((reqd_work_group_size(1,1,1))) void",
-        "__global", "get_group_id(0)",
+        C_TYPES,
+        MEMORY_TYPES,
+        "__kernel __attribute__((reqd_work_group_size(1,1,1))) void",
+        "__global",
+        "get_group_id(0)",
     ),
     "opencl-gpu": Dialect(
-        C_TYPES, MEMORY_TYPES, "__kernel void", "__global", "get_global_id(0)",
+        C_TYPES,
+        MEMORY_TYPES,
+        "__kernel void",
+        "__global",
+        "get_global_id(0)",
     ),
-}  # fmt: skip
+}
 
 INFIX = {
-    Op.ADD: "+", Op.MUL: "*", Op.AND: "&", Op.OR: "|", Op.XOR: "^", Op.SHL: "<<", Op.SHR: ">>",
-    Op.CMPLT: "<", Op.CMPNE: "!=",
-}  # fmt: skip
+    Op.ADD: "+",
+    Op.MUL: "*",
+    Op.AND: "&",
+    Op.OR: "|",
+    Op.XOR: "^",
+    Op.SHL: "<<",
+    Op.SHR: ">>",
+    Op.CMPLT: "<",
+    Op.CMPNE: "!=",
+}
 
 
-def render(functions: Sequence[Function], target: Target) -> str:
-    """One source with all functions and the helpers they call."""
-    parts = [_Renderer(f, DIALECTS[target.dialect], target) for f in functions]
-    bodies = [p.text() for p in parts]
-    needed = set().union(*(p.helpers for p in parts)) if parts else set()
+@dataclass(frozen=True)
+class Rendered:
+    """One function in the target's language.
+
+    text defines `static void name(buffers…, [ints, first,] group)`; types are its buffers' C types,
+    has_ints says whether it takes symbolic ints; helpers are the names of what it calls.
+    """
+
+    name: str
+    text: str
+    types: tuple[str, ...]
+    has_ints: bool
+    helpers: frozenset[str]
+
+
+def render(function: Function, target: Target) -> Rendered:
+    """The source of one function; its name is the hash of what it does."""
+    renderer = _Renderer(function, DIALECTS[target.dialect], target)
+    body = renderer.text()
+    name = "k" + hashlib.sha256(body.encode()).hexdigest()[:16]
+    kinds = tuple(renderer.memory(p.dtype) for p in function.parameters)
+    text = f"// {function.label}\nstatic void {name}{body}"
+    return Rendered(name, text, kinds, bool(function.variables), frozenset(renderer.helpers))
+
+
+def assemble(functions: Sequence[Rendered], target: Target) -> str:
+    """The functions and the helpers that they call, each once."""
+    needed = frozenset().union(*(f.helpers for f in functions), ())
     called = [text for name, text in helpers(target).items() if name in needed]
-    return "\n".join(called + bodies)
+    return "\n".join([*called, *(f.text for f in functions)])
+
+
+def entry_points(functions: Sequence[Rendered], target: Target) -> str:
+    """A kernel for each function, called like it with "_" behind: one group a launch index."""
+    d = DIALECTS[target.dialect]
+    out = []
+    for f in functions:
+        taken = _buffers(f.types, d)
+        passed = [f"p{i}" for i in range(len(f.types))]
+        if f.has_ints:
+            taken += [f"{d.pointer} const int* restrict ints", "int first"]
+            passed += ["ints", "first"]
+        limit = "" if target.is_cpu else ", int groups"
+        check = "" if target.is_cpu else f"if ({d.group} < groups) "
+        out.append(
+            f"{d.kernel} {f.name}_({', '.join(taken)}{limit}) {{ "
+            f"{check}{f.name}({', '.join(passed)}, {d.group}); }}"
+        )
+    return "\n".join(out)
+
+
+def _buffers(types: Sequence[str], d: Dialect) -> list[str]:
+    """Parameters p0, p1, …; only the first is written."""
+    return [
+        f"{d.pointer} {'const ' if i else ''}{kind}* restrict p{i}" for i, kind in enumerate(types)
+    ]
 
 
 class _Renderer:
@@ -78,28 +162,21 @@ class _Renderer:
         self.accumulators: dict[Accumulator, str] = {}
         self.lines: list[str] = []
         self.helpers: set[str] = set()
-        self.types = {p.slot: p.dtype for p in function.parameters}
         self.uses = _count_uses(function.body)
         self.inlined = _products_of_sums(function.body, self.uses)
 
     def text(self) -> str:
+        """Parameters and body, without the name."""
         f, d = self.function, self.dialect
-        arguments = []
-        for p in f.parameters:
-            kind = self._memory(p.dtype)
-            fixed = "const " if p.slot else ""
-            arguments.append(f"{d.pointer} {fixed}{kind}* restrict p{p.slot}")
+        arguments = _buffers([self.memory(p.dtype) for p in f.parameters], d)
         if f.variables:
             arguments += [f"{d.pointer} const int* restrict ints", "int first"]
-        self.lines.append(f"{d.kernel} {f.name}({', '.join(arguments)}) {{")
+        self.lines.append(f"({', '.join(arguments)}, const int group) {{")
         for i, v in enumerate(f.variables):
             self.lines.append(f"  const int {v} = ints[first + {i}];")
-        self.lines.append(f"  const int group = {d.group};")
-        if not self.target.is_cpu:
-            self.lines.append(f"  if (group >= {_c(f.groups)}) return;")
         self._block(f.body, "  ")
         self.lines.append("}")
-        return f"// {f.label}\n" + "\n".join(self.lines) + "\n"
+        return "\n".join(self.lines) + "\n"
 
     def _block(self, body: list[Statement], indent: str) -> None:
         for s in body:
@@ -301,11 +378,15 @@ class _Renderer:
         scalar_guard = [g for g in address.guard if address.lane not in _vars(g)]
         lane_guard = [g for g in address.guard if address.lane in _vars(g)]
         start = self._vector_start(address, dtype) if lanes > 1 and not lane_guard else None
-        kind = self._memory(dtype)
+        kind = self.memory(dtype)
         if lanes == 1:
             text = self._registers(self._cell(address, dtype, address.index), dtype, 1)
         elif start is not None:
-            base = self._bytes(address, start) if address.itemsize else f"p{address.slot} + {_c(start)}"
+            base = (
+                self._bytes(address, start)
+                if address.itemsize
+                else f"p{address.slot} + {_c(start)}"
+            )
             self._need(f"loose_{kind}{lanes}")
             text = f"*({self.dialect.pointer} const loose_{kind}{lanes}*)({base})"
             text = self._registers(text, dtype, lanes)
@@ -330,13 +411,15 @@ class _Renderer:
     def _cell(self, address: Address, dtype: DType, index: Int) -> str:
         if not address.itemsize:
             return f"p{address.slot}[{_c(index)}]"
-        kind = self._memory(dtype)
+        kind = self.memory(dtype)
         self._need(f"loose_{kind}")
         base = self._bytes(address, index)
         return f"*({self.dialect.pointer} const loose_{kind}*)({base})"
 
     def _bytes(self, address: Address, index: Int) -> str:
-        return f"({self.dialect.pointer} const uchar*)p{address.slot} + {_c(index * address.itemsize)}"
+        return (
+            f"({self.dialect.pointer} const uchar*)p{address.slot} + {_c(index * address.itemsize)}"
+        )
 
     def _vector_start(self, address: Address, dtype: DType) -> Int | None:
         """Where the lanes begin, if they lie side by side."""
@@ -352,7 +435,7 @@ class _Renderer:
             text = self._pack(text, dtype, lanes)
         elif dtype is dt.bool_:
             text = f"({text} != 0)" if lanes == 1 else f"convert_uchar{lanes}(-{text})"
-        kind = self._memory(dtype)
+        kind = self.memory(dtype)
         start = self._vector_start(address, dtype) if lanes > 1 else None
         if lanes == 1:
             self.lines.append(f"{indent}p0[{_c(address.index)}] = {text};")
@@ -395,7 +478,7 @@ class _Renderer:
     def _type(self, dtype: DType, lanes: int) -> str:
         return self.dialect.types[dtype] + (str(lanes) if lanes > 1 else "")
 
-    def _memory(self, dtype: DType) -> str:
+    def memory(self, dtype: DType) -> str:
         return self.dialect.memory.get(dtype, self.dialect.types[dtype])
 
     def _need(self, helper: str) -> None:

@@ -14,9 +14,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from engine.graph import (
-    ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Index, Node, Op, Storage, buffer, make,
-    source_indices, toposort,
-)  # fmt: skip
+    ELEMENTWISE,
+    MOVEMENT,
+    TRANSCENDENTAL,
+    Index,
+    Node,
+    Op,
+    Storage,
+    buffer,
+    make,
+    source_indices,
+    toposort,
+)
 from engine.symbolic import Expr, Int, Var, product, upper, variables
 
 ROW_LIMIT = 1 << 17  # longest row (elements) that one work-group reduces and then rewrites
@@ -42,6 +51,20 @@ class Kernel:
     def reads(self) -> list[Node]:
         """The BUFFER leaves, each once, in a fixed order."""
         return [n for n in toposort([self.root]) if n.op is Op.BUFFER]
+
+
+def cost(kernel: Kernel) -> tuple[Int, Int]:
+    """(float operations, bytes read and written), every element of every node counted once."""
+    flops: Int = 0
+    nbytes: Int = kernel.root.numel * kernel.target.dtype.itemsize
+    for n in toposort([kernel.root]):
+        if n.op is Op.BUFFER:
+            nbytes = nbytes + n.numel * n.dtype.itemsize
+        elif n.dtype.is_float and n.op is Op.REDUCE:
+            flops = flops + n.src[0].numel
+        elif n.dtype.is_float and n.op in ELEMENTWISE - {Op.CAST, Op.BITCAST}:
+            flops = flops + n.numel
+    return flops, nbytes
 
 
 @dataclass
@@ -219,7 +242,9 @@ class _Sweep:
 
     def _repeats(self, node: Node, root: Node, use: Use) -> bool:
         """Whether this use computes the same element again and again at a cost worth a buffer."""
-        times = upper(product(self.sizes[v] for v in use.space - self._free(use) if v in self.sizes))
+        times = upper(
+            product(self.sizes[v] for v in use.space - self._free(use) if v in self.sizes)
+        )
         if times <= 1:
             return False
         if not use.space.isdisjoint(self.reduction_vars):  # the operand of a contraction
@@ -271,7 +296,9 @@ def schedule(sinks: Sequence[Node], device: str) -> Schedule:
     stored = _Sweep(order, [s for s in sinks if not _is_view(s)]).stored
     new: dict[Node, Node] = {}
     for n in order:
-        built = n if not n.src else make(n.op, tuple(new[s] for s in n.src), n.arg, n.dtype, n.shape)
+        built = (
+            n if not n.src else make(n.op, tuple(new[s] for s in n.src), n.arg, n.dtype, n.shape)
+        )
         new[n] = _store(built, plan) if n in stored else built
         if n.op is Op.ASSIGN:
             plan.assigned[n] = new[n]
@@ -430,5 +457,3 @@ def plan_memory(kernels: Sequence[Kernel], sharable: set[Storage]) -> tuple[dict
 
 def _align(n: int) -> int:
     return (n + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-
-

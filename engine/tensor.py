@@ -279,7 +279,9 @@ class Tensor:
         if gathered is not None:
             index = indices[0]
             n = out.shape[gathered]
-            wrapped = Tensor.where(index < 0, index + n, index) if index.dtype.kind == "i" else index
+            wrapped = (
+                Tensor.where(index < 0, index + n, index) if index.dtype.kind == "i" else index
+            )
             out = self._new(g.gather(out.node, wrapped.node, gathered))
         return out
 

@@ -99,9 +99,14 @@ def _order(facts: Facts, vector: int | None) -> tuple[int, ...]:
 
 
 def _blocks(
-    kernel: Kernel, facts: Facts, unroll: tuple[int, ...], vector: int | None,
-    order: tuple[int, ...], depth: int, target: Target,
-) -> tuple:  # fmt: skip
+    kernel: Kernel,
+    facts: Facts,
+    unroll: tuple[int, ...],
+    vector: int | None,
+    order: tuple[int, ...],
+    depth: int,
+    target: Target,
+) -> tuple:
     """Outputs per work-group: enough work each, and some groups for every core."""
     block: list = list(unroll)
     if vector is not None:

@@ -13,7 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from engine.ir import Target
-from engine.symbolic import Expr, Int
+from engine.symbolic import Expr, Int, evaluate
+
+# 1: time per step; 2: its float operations and bytes too; 3: the plan of each new kernel; 4: source
+DEBUG = int(os.environ.get("DEBUG", "0") or 0)
 
 
 class DeviceError(RuntimeError):
@@ -24,11 +27,23 @@ class DeviceError(RuntimeError):
 class Step:
     """One kernel in a replayable list: what to run, on which memory, how many work-groups."""
 
-    executable: Any
+    function: Any  # render.Rendered, or the Kernel itself where there is no generated code
     buffers: list[Any]  # the backend's handles; the written one first
     groups: Int
     label: str
     variables: tuple[Expr, ...] = ()  # the symbolic ints it is passed
+    sizes: tuple[int, ...] = ()  # bytes of each buffer
+    flops: Int = 0
+    nbytes: Int = 0
+
+    def report(self, microseconds: float, values: Mapping[Expr, int]) -> str:
+        """A line for people: time, work-groups, what it is, and from DEBUG=2 on its rates."""
+        groups = evaluate(self.groups, values)
+        line = f"{microseconds:9.1f} us  {groups:6} groups  {self.label}"
+        if DEBUG >= 2:
+            flops, nbytes = evaluate(self.flops, values), evaluate(self.nbytes, values)
+            line += f"  {flops / microseconds / 1e3:.1f} GFLOP/s  {nbytes / microseconds / 1e3:.1f} GB/s"
+        return line
 
 
 class Replay(Protocol):
@@ -49,8 +64,9 @@ class Device(Protocol):
     def read(self, handle: Any, nbytes: int) -> np.ndarray: ...
     def write(self, handle: Any, data: np.ndarray) -> None: ...
     def copy(self, source: Any, target: Any, nbytes: int) -> None: ...
-    def compile(self, source: str, names: Sequence[str]) -> list[Any]: ...
-    def replay(self, steps: Sequence[Step], variables: Sequence[Expr]) -> Replay: ...
+    def replay(
+        self, steps: Sequence[Step], variables: Sequence[Expr], repeated: bool
+    ) -> Replay: ...
 
 
 def _opencl(which: str) -> Device:

@@ -10,15 +10,21 @@ import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.ir import Target
-from engine.runtime import DeviceError, Step
+from engine.render import Rendered, assemble, entry_points
+from engine.runtime import DEBUG, DeviceError, Step
 from engine.symbolic import Expr, evaluate
 
+if TYPE_CHECKING:
+    from engine.runtime.persistent import Persistent
+
+PAGE = 4096
 LOCAL = 64  # work-items per group on a GPU
 MOST_RUNNING = 64  # lists of kernels under way before we wait for them
 
@@ -37,7 +43,7 @@ def cache_folder() -> Path:
 
 
 class OpenCLDevice:
-    """Handles are pyopencl Buffers, executables (program, kernel name)."""
+    """An OpenCL device and its one in-order queue. Handles are Memory."""
 
     def __init__(self, which: str = "") -> None:
         self.cl = _import()
@@ -55,8 +61,11 @@ class OpenCLDevice:
             cores=min(self.device.max_compute_units, usable_cores()) if is_cpu else 1,
             features=flags,
         )
-        self.running: dict[int, _Replay] = {}  # launched, maybe not done: their memory must stay
-        self.identity = f"{self.device.platform.version} {self.device.name} {self.device.driver_version}"
+        self.built: dict[Rendered, Built] = {}
+        self.running: dict[int, Any] = {}  # launched, maybe not done: their memory must stay
+        self.identity = (
+            f"{self.device.platform.version} {self.device.name} {self.device.driver_version}"
+        )
 
     def _pick(self, which: str) -> Any:
         """The device numbered `which`, else the first GPU, else the first CPU."""
@@ -87,42 +96,54 @@ class OpenCLDevice:
 
     # --- memory ------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> Any:
-        return self.cl.Buffer(self.context, self.cl.mem_flags.READ_WRITE, nbytes)
+    def allocate(self, nbytes: int) -> Memory:
+        flags = self.cl.mem_flags
+        if not self.target.is_cpu:
+            return Memory(self.cl.Buffer(self.context, flags.READ_WRITE, nbytes))
+        array = np.zeros(nbytes + PAGE, np.uint8)  # pages appear when they are first touched
+        start = -array.ctypes.data % PAGE
+        return self.wrap_shared(array[start : start + nbytes])
 
-    def part(self, handle: Any, offset: int, nbytes: int) -> Any:
-        return handle.get_sub_region(offset, nbytes)
+    def part(self, handle: Memory, offset: int, nbytes: int) -> Memory:
+        address = None if handle.address is None else handle.address + offset
+        return Memory(handle.buffer.get_sub_region(offset, nbytes), address)
 
-    def wrap(self, array: np.ndarray) -> Any:
+    def wrap(self, array: np.ndarray) -> Memory:
         """A read-only buffer over the array's memory on a CPU, a copy of it elsewhere."""
         flags = self.cl.mem_flags
         how = flags.USE_HOST_PTR if self.target.is_cpu else flags.COPY_HOST_PTR
-        return self.cl.Buffer(self.context, flags.READ_ONLY | how, hostbuf=array)
+        buffer = self.cl.Buffer(self.context, flags.READ_ONLY | how, hostbuf=array)
+        return Memory(buffer, array.ctypes.data if self.target.is_cpu else None)
 
-    def read(self, handle: Any, nbytes: int) -> np.ndarray:
+    def wrap_shared(self, array: np.ndarray) -> Memory:
+        """A buffer over an array that both sides write to, on a CPU."""
+        flags = self.cl.mem_flags
+        buffer = self.cl.Buffer(self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=array)
+        return Memory(buffer, array.ctypes.data)
+
+    def read(self, handle: Memory, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
-        if nbytes:
-            self.cl.enqueue_copy(self.queue, out, handle)  # waits for all that was launched before
+        if nbytes:  # waits for all that was launched before
+            self.cl.enqueue_copy(self.queue, out, handle.buffer)
             self.running.clear()
         return out
 
-    def write(self, handle: Any, data: np.ndarray) -> None:
+    def write(self, handle: Memory, data: np.ndarray) -> None:
         if data.nbytes:
-            self.cl.enqueue_copy(self.queue, handle, np.ascontiguousarray(data))
+            self.cl.enqueue_copy(self.queue, handle.buffer, np.ascontiguousarray(data))
 
-    def copy(self, source: Any, target: Any, nbytes: int) -> None:
+    def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
         if nbytes:
-            self.cl.enqueue_copy(self.queue, target, source, byte_count=nbytes)
+            self.cl.enqueue_copy(self.queue, target.buffer, source.buffer, byte_count=nbytes)
 
     # --- programs ----------------------------------------------------------------------------
 
-    def compile(self, source: str, names: Sequence[str]) -> list[_Executable]:
-        """Executables for the named kernels, from the cache on disk where they are."""
+    def build(self, source: str) -> Built:
+        """A compiled source, from the cache on disk where it is."""
         key = hashlib.sha256(f"{self.identity}\0{source}".encode()).hexdigest()
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)
-        program = _Program(found or self._build(source), path, saved=found is not None)
-        return [_Executable(program, name) for name in names]
+        return Built(found or self._compile(source), path, saved=found is not None)
 
     def _cached(self, path: Path) -> Any:
         try:
@@ -131,18 +152,40 @@ class OpenCLDevice:
         except (OSError, self.cl.Error):  # none yet, or one that this driver can't read
             return None
 
-    def _build(self, source: str) -> Any:
+    def _compile(self, source: str) -> Any:
         try:
             return self.cl.Program(self.context, source).build(cache_dir=False)
         except self.cl.Error as error:
             raise DeviceError(f"{self.name} can't compile a kernel: {error}") from error
 
-    def replay(self, steps: Sequence[Step], variables: Sequence[Expr]) -> _Replay:
-        return _Replay(self, list(steps), list(variables))
+    def kernels(self, functions: Sequence[Rendered]) -> None:
+        """Build the functions that have no kernel yet, all in one program."""
+        fresh = [f for f in dict.fromkeys(functions) if f not in self.built]
+        if fresh:
+            source = assemble(fresh, self.target) + "\n" + entry_points(fresh, self.target)
+            program = self.build(source)
+            self.built |= dict.fromkeys(fresh, program)
+
+    def replay(
+        self, steps: Sequence[Step], variables: Sequence[Expr], repeated: bool
+    ) -> Launches | Persistent:
+        from engine.runtime.persistent import Persistent
+
+        if repeated and self.target.is_cpu:
+            return Persistent(self, list(steps))
+        return Launches(self, list(steps))
 
 
-class _Program:
-    """A built program that is written to the disk after its first run.
+@dataclass(frozen=True)
+class Memory:
+    """A buffer, and where it lies if the device's memory is ours."""
+
+    buffer: Any
+    address: int | None = None
+
+
+class Built:
+    """A compiled program, written to the disk after its first run.
 
     pocl compiles a kernel when it is first launched, so only then is the binary worth keeping.
     """
@@ -168,86 +211,92 @@ class _Program:
             return
 
 
-class _Executable:
-    def __init__(self, program: _Program, name: str) -> None:
-        self.program = program
-        self.name = name
+class Ints:
+    """The symbolic ints of a list of steps, in one small buffer.
 
-
-class _Replay:
-    """Kernels with their arguments set, launched in order on the device's queue.
-
-    Symbolic ints lie in one small buffer: a kernel is told where its own begin, so nothing but that
-    buffer changes from one run to the next.
+    Steps that take the same ones share a place in it, so nothing else changes between two runs.
     """
 
-    def __init__(self, device: OpenCLDevice, steps: list[Step], variables: list[Expr]) -> None:
-        self.device = device
-        self.steps = steps
+    def __init__(self, device: OpenCLDevice, steps: Sequence[Step]) -> None:
         self.places: dict[tuple[Expr, ...], int] = {}
-        order: list[Expr] = []
+        self.order: list[Expr] = []
         for step in steps:
             if step.variables and step.variables not in self.places:
-                self.places[step.variables] = len(order)
-                order += step.variables
-        self.order = order
-        self.ints = np.zeros(max(1, len(order)), np.int32)
-        self.buffer = device.allocate(self.ints.nbytes) if order else None
+                self.places[step.variables] = len(self.order)
+                self.order += step.variables
+        self.device = device
+        self.values = np.zeros(max(1, len(self.order)), np.int32)
+        self.memory = device.allocate(self.values.nbytes)
+
+    def set(self, values: Mapping[Expr, int]) -> None:
+        if self.order:
+            self.values[:] = [values[v] for v in self.order]
+            self.device.write(self.memory, self.values)
+
+
+class Launches:
+    """Kernels with their arguments set, launched one by one on the device's queue."""
+
+    def __init__(self, device: OpenCLDevice, steps: list[Step]) -> None:
+        self.device = device
+        self.steps = steps
+        self.ints = Ints(device, steps)
+        device.kernels([s.function for s in steps])
         self.kernels = [self._kernel(step) for step in steps]
-        self.fixed = [s.groups if isinstance(s.groups, int) else None for s in steps]
         self.fresh = True
 
     def _kernel(self, step: Step) -> Any:
-        kernel = self.device.cl.Kernel(step.executable.program.program, step.executable.name)
-        arguments = list(step.buffers)
+        program = self.device.built[step.function].program
+        kernel = self.device.cl.Kernel(program, step.function.name + "_")
+        arguments = [b.buffer for b in step.buffers]
         if step.variables:
-            arguments += [self.buffer, np.int32(self.places[step.variables])]
+            arguments += [self.ints.memory.buffer, np.int32(self.ints.places[step.variables])]
         for i, argument in enumerate(arguments):  # set_args would generate code for each kernel
             kernel.set_arg(i, argument)
         return kernel
 
     def __call__(self, values: Mapping[Expr, int]) -> None:
         device = self.device
-        cl, queue = device.cl, device.queue
-        if self.order:
-            self.ints[:] = [values[v] for v in self.order]
-            cl.enqueue_copy(queue, self.buffer, self.ints, is_blocking=True)
-        local = (1,) if device.target.is_cpu else (LOCAL,)
-        debug = DEBUG >= 1
-        for step, kernel, groups in zip(self.steps, self.kernels, self.fixed):
-            count = evaluate(step.groups, values) if groups is None else groups
-            if not device.target.is_cpu:
-                count = (count + LOCAL - 1) // LOCAL * LOCAL
-            if debug:
-                self._timed(step, kernel, count, local)
-            elif count:
-                cl.enqueue_nd_range_kernel(queue, kernel, (count,), local)
+        self.ints.set(values)
+        for step, kernel in zip(self.steps, self.kernels):
+            groups = evaluate(step.groups, values)
+            if groups == 0:
+                continue
+            if DEBUG >= 1:
+                self._timed(step, kernel, groups, values)
+            else:
+                self._launch(kernel, groups)
         device.running[id(self)] = self
         if self.fresh:
             self._save()
         if len(device.running) > MOST_RUNNING:
-            queue.finish()
+            device.queue.finish()
             device.running.clear()
-        queue.flush()
+        device.queue.flush()
 
-    def _timed(self, step: Step, kernel: Any, count: int, local: tuple[int]) -> None:
+    def _launch(self, kernel: Any, groups: int) -> None:
+        cl, queue = self.device.cl, self.device.queue
+        if self.device.target.is_cpu:
+            cl.enqueue_nd_range_kernel(queue, kernel, (groups,), (1,))
+        else:
+            kernel.set_arg(kernel.num_args - 1, np.int32(groups))
+            cl.enqueue_nd_range_kernel(queue, kernel, (-(-groups // LOCAL) * LOCAL,), (LOCAL,))
+
+    def _timed(self, step: Step, kernel: Any, groups: int, values: Mapping[Expr, int]) -> None:
         self.device.queue.finish()
         start = time.perf_counter()
-        self.device.cl.enqueue_nd_range_kernel(self.device.queue, kernel, (count,), local)
+        self._launch(kernel, groups)
         self.device.queue.finish()
         taken = (time.perf_counter() - start) * 1e6
-        print(f"{taken:9.1f} us  {count:6} groups  {step.label}", file=sys.stderr)
+        print(step.report(taken, values), file=sys.stderr)
 
     def _save(self) -> None:
         self.fresh = False
-        unsaved = {s.executable.program for s in self.steps if not s.executable.program.saved}
+        unsaved = {p for s in self.steps if not (p := self.device.built[s.function]).saved}
         if unsaved:
             self.device.queue.finish()
         for program in unsaved:
             program.save()
-
-
-DEBUG = int(os.environ.get("DEBUG", "0") or 0)
 
 
 def _import() -> Any:
@@ -255,7 +304,9 @@ def _import() -> Any:
     try:
         import pyopencl
     except ImportError as error:
-        raise DeviceError(f"pyopencl can't be loaded ({error}); or use --device reference") from error
+        raise DeviceError(
+            f"pyopencl can't be loaded ({error}); or use --device reference"
+        ) from error
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
 
@@ -281,7 +332,9 @@ def cpu_flags() -> frozenset[str]:
 
 def usable_cores() -> int:
     """Cores this process may use: affinity and the control group's quota, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -5,26 +5,40 @@ Halves are held as float32 between a load and a store, as generated code holds t
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from engine import dtype as dt
 from engine.dtype import DType
 from engine.graph import Node, Op, toposort
-from engine.runtime import Step
+from engine.runtime import DEBUG, Step
 from engine.symbolic import Expr, Int, evaluate
 
 BINARY = {
-    Op.ADD: np.add, Op.MUL: np.multiply, Op.MAX: np.maximum, Op.IDIV: np.floor_divide,
-    Op.MOD: np.remainder, Op.CMPLT: np.less, Op.CMPNE: np.not_equal, Op.AND: np.bitwise_and,
-    Op.OR: np.bitwise_or, Op.XOR: np.bitwise_xor, Op.SHL: np.left_shift, Op.SHR: np.right_shift,
-}  # fmt: skip
+    Op.ADD: np.add,
+    Op.MUL: np.multiply,
+    Op.MAX: np.maximum,
+    Op.IDIV: np.floor_divide,
+    Op.MOD: np.remainder,
+    Op.CMPLT: np.less,
+    Op.CMPNE: np.not_equal,
+    Op.AND: np.bitwise_and,
+    Op.OR: np.bitwise_or,
+    Op.XOR: np.bitwise_xor,
+    Op.SHL: np.left_shift,
+    Op.SHR: np.right_shift,
+}
 UNARY = {
-    Op.RECIP: lambda x: np.float32(1) / x, Op.SQRT: np.sqrt, Op.EXP2: np.exp2,
-    Op.LOG2: np.log2, Op.SIN: np.sin, Op.TRUNC: np.trunc,
-}  # fmt: skip
+    Op.RECIP: lambda x: np.float32(1) / x,
+    Op.SQRT: np.sqrt,
+    Op.EXP2: np.exp2,
+    Op.LOG2: np.log2,
+    Op.SIN: np.sin,
+    Op.TRUNC: np.trunc,
+}
 
 
 class ReferenceDevice:
@@ -51,10 +65,7 @@ class ReferenceDevice:
     def copy(self, source: np.ndarray, target: np.ndarray, nbytes: int) -> None:
         target[:nbytes] = source[:nbytes]
 
-    def compile(self, source: str, names: Sequence[str]) -> list[Any]:
-        raise AssertionError("the reference backend runs kernels, not source")
-
-    def replay(self, steps: Sequence[Step], variables: Sequence[Expr]) -> _Replay:
+    def replay(self, steps: Sequence[Step], variables: Sequence[Expr], repeated: bool) -> _Replay:
         return _Replay(list(steps))
 
 
@@ -65,11 +76,15 @@ class _Replay:
     def __call__(self, values: Mapping[Expr, int]) -> None:
         with np.errstate(all="ignore"):
             for step in self.steps:
+                begun = time.perf_counter()
                 _run(step, values)
+                if DEBUG >= 1:
+                    taken = (time.perf_counter() - begun) * 1e6
+                    print(step.report(taken, values), file=sys.stderr)
 
 
 def _run(step: Step, values: Mapping[Expr, int]) -> None:
-    kernel = step.executable
+    kernel = step.function
     result = _evaluate(kernel.root, step.buffers, values)
     target = kernel.target
     shape = _numbers(target.shape, values)

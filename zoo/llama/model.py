@@ -12,8 +12,15 @@ from typing import Any
 
 from engine import Tensor, dtype
 from engine.functional import (
-    attention, causal_mask, embedding, linear, rms_norm, rope, rope_table, silu,
-)  # fmt: skip
+    attention,
+    causal_mask,
+    embedding,
+    linear,
+    rms_norm,
+    rope,
+    rope_table,
+    silu,
+)
 from engine.symbolic import Int
 
 Params = Any  # a tree over the checkpoint: weights.Params
@@ -112,9 +119,13 @@ def forward(
     x = embedding(p.tok_embeddings, ids)  # (T, dim)
     for n, block in enumerate(p.layers):
         x = x + attend(
-            block.attention, rms_norm(block.attention_norm, x, config.norm_eps),
-            config, start, cache, n,
-        )  # fmt: skip
+            block.attention,
+            rms_norm(block.attention_norm, x, config.norm_eps),
+            config,
+            start,
+            cache,
+            n,
+        )
         x = x + feed_forward(block.feed_forward, rms_norm(block.ffn_norm, x, config.norm_eps))
     if last_only:
         x = x[ids.shape[0] - 1 :]

@@ -90,12 +90,14 @@ def test_activations(device: str, data: st.DataObject) -> None:
     # The approximation of erf is good to 3e-7, times |x| / 2 up to about 8.
     same(F.gelu(x), exact, dt.float32, rtol=1e-5, atol=3e-6)
     inner = np.sqrt(2 / np.pi) * (x64 + 0.044715 * x64**3)
-    same(F.gelu(x, approximate=True), x64 / 2 * (1 + np.tanh(inner)), dt.float32, rtol=1e-5, atol=1e-5)  # fmt: skip
+    close = x64 / 2 * (1 + np.tanh(inner))
+    same(F.gelu(x, approximate=True), close, dt.float32, rtol=1e-5, atol=1e-5)
 
 
 @property_test(opencl=8)
 def test_rope_rotates_neighbouring_pairs(device: str, data: st.DataObject) -> None:
-    heads, t, d = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9)), 2 * data.draw(st.integers(1, 8))  # fmt: skip
+    heads, t = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 9))
+    d = 2 * data.draw(st.integers(1, 8))
     x = rng(data).standard_normal((heads, t, d)).astype(np.float32)
     angle = np.arange(t)[:, None] * 10000.0 ** (-np.arange(0, d, 2) / d)
     pairs = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angle)

@@ -43,7 +43,7 @@ class Program:
         self.captures: dict[tuple, _Capture] = {}
 
     def __call__(self, *inputs: Tensor, **ints: int) -> Any:
-        """Run it. Raises TypeError for a missing or unknown int, ValueError for one out of bounds."""
+        """Run it. TypeError for a missing or unknown int, ValueError for one out of bounds."""
         values = self._values(ints)
         key = tuple((t.shape, t.dtype, t.device) for t in inputs)
         if key not in self.captures:

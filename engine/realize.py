@@ -13,10 +13,11 @@ from typing import Any
 
 from engine.graph import Node, Op, Storage, graph_variables, make, toposort
 from engine.lower import lower
+from engine.memory import plan_memory
 from engine.recipes import choose
 from engine.render import render
 from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
-from engine.schedule import Kernel, Schedule, cost, plan_memory, schedule
+from engine.schedule import Kernel, Schedule, cost, schedule
 from engine.symbolic import Expr
 
 _steps: dict[tuple[str, Kernel], Step] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from engine.graph import Node, Op, flat_index, source_indices
+from engine.graph import Node, Op
+from engine.indexing import flat_index, source_indices
 from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, linear_in, upper, variables
 

@@ -42,7 +42,8 @@ class Step:
         line = f"{microseconds:9.1f} us  {groups:6} groups  {self.label}"
         if DEBUG >= 2:
             flops, nbytes = evaluate(self.flops, values), evaluate(self.nbytes, values)
-            line += f"  {flops / microseconds / 1e3:.1f} GFLOP/s  {nbytes / microseconds / 1e3:.1f} GB/s"
+            giga = 1e-3 / max(microseconds, 1e-3)
+            line += f"  {flops * giga:.1f} GFLOP/s  {nbytes * giga:.1f} GB/s"
         return line
 
 

@@ -76,7 +76,7 @@ class OpenCLDevice:
         devices = [d for p in platforms for d in _devices(self.cl, p)]
         if not devices:
             raise DeviceError(
-                "no OpenCL device: install a driver (on Linux x86-64: pip install 'pyopencl[pocl]'; "
+                "no OpenCL device: install a driver (pip install 'pyopencl[pocl]' on Linux x86-64, "
                 "elsewhere the GPU's own or your system's pocl), or use --device reference"
             )
         if which:
@@ -196,7 +196,7 @@ class Built:
         self.saved = saved
 
     def save(self) -> None:
-        """Atomic, and silent where the cache can't be written: it only costs the next start time."""
+        """Atomic; silent where the cache can't be written, which only costs the next start time."""
         if self.saved:
             return
         self.saved = True

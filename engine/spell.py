@@ -1,0 +1,376 @@
+"""How a value of the loop IR is written in the target's language: its expression, as text.
+
+A Dialect holds what differs between the languages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine import dtype as dt
+from engine.dtype import DType
+from engine.graph import Op
+from engine.ir import Accumulator, Address, Kind, Value
+from engine.symbolic import Expr, Int, linear_in, substitute
+
+LANE_NAMES = "0123456789abcdef"
+HALVES = (dt.float16, dt.bfloat16)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a language spells what they don't share."""
+
+    types: dict[DType, str]  # in registers
+    memory: dict[DType, str]  # in buffers, where that is another
+    kernel: str
+    pointer: str
+    group: str
+
+
+C_TYPES = {
+    dt.bool_: "int",
+    dt.uint8: "uchar",
+    dt.int8: "char",
+    dt.uint16: "ushort",
+    dt.int16: "short",
+    dt.uint32: "uint",
+    dt.int32: "int",
+    dt.uint64: "ulong",
+    dt.int64: "long",
+    dt.float16: "float",
+    dt.bfloat16: "float",
+    dt.float32: "float",
+}
+MEMORY_TYPES = {dt.bool_: "uchar", dt.float16: "ushort", dt.bfloat16: "ushort"}
+
+DIALECTS = {
+    "opencl-cpu": Dialect(
+        C_TYPES,
+        MEMORY_TYPES,
+        "__kernel __attribute__((reqd_work_group_size(1,1,1))) void",
+        "__global",
+        "get_group_id(0)",
+    ),
+    "opencl-gpu": Dialect(
+        C_TYPES,
+        MEMORY_TYPES,
+        "__kernel void",
+        "__global",
+        "get_global_id(0)",
+    ),
+}
+
+INFIX = {
+    Op.ADD: "+",
+    Op.MUL: "*",
+    Op.AND: "&",
+    Op.OR: "|",
+    Op.XOR: "^",
+    Op.SHL: "<<",
+    Op.SHR: ">>",
+    Op.CMPLT: "<",
+    Op.CMPNE: "!=",
+}
+
+
+class Speller:
+    """Writes values; remembers their names and which helpers they call."""
+
+    def __init__(self, dialect: Dialect, inlined: set[Value]) -> None:
+        self.dialect = dialect
+        self.inlined = inlined  # values written where they are used
+        self.names: dict[Value, str] = {}
+        self.accumulators: dict[Accumulator, str] = {}
+        self.helpers: set[str] = set()
+
+    def expression(self, value: Value) -> str:
+        match value.kind:
+            case Kind.CONST:
+                return self.number(value.arg, value.dtype)
+            case Kind.INDEX:
+                return self._index(*value.arg, value.lanes)
+            case Kind.LOAD:
+                return self._load(value)
+            case Kind.READ:
+                return self.accumulators[value.arg]
+            case Kind.FOLD:
+                name = f"fold_{value.arg}_{self.type(value.dtype, value.args[0].lanes)}"
+                self.need(name)
+                return f"{name}({self.name(value.args[0])})"
+            case Kind.CAST:
+                return self._cast(value.args[0], value.dtype)
+            case Kind.BITCAST:
+                return self._bitcast(value.args[0], value.dtype)
+        return self._alu(value)
+
+    def _alu(self, value: Value) -> str:
+        op, lanes = value.arg, value.lanes
+        args = [self.operand(a, lanes) for a in value.args]
+        dtype = value.args[-1].dtype
+        if op in (Op.CMPLT, Op.CMPNE):
+            text = f"{args[0]} {INFIX[op]} {args[1]}"
+            return text if lanes == 1 else self._mask(f"({text})", dtype, lanes)
+        if op in INFIX:
+            return f"{args[0]} {INFIX[op]} {args[1]}"
+        match op:
+            case Op.MAX:
+                return self.max(args[0], args[1], dtype, lanes)
+            case Op.WHERE:
+                return self._where(value, args)
+            case Op.IDIV | Op.MOD:
+                return self._divide(value)
+            case Op.RECIP:
+                return f"1.0f / {args[0]}"
+            case Op.EXP2 | Op.LOG2 | Op.SIN:
+                name = f"zoo_{op.name.lower()}_{self.type(dtype, lanes)}"
+                self.need(name)
+                return f"{name}({args[0]})"
+        return f"{op.name.lower()}({args[0]})"
+
+    def _where(self, value: Value, args: list[str]) -> str:
+        if value.lanes == 1:
+            return f"{args[0]} ? {args[1]} : {args[2]}"
+        size = 4 if value.dtype.is_float or value.dtype is dt.bool_ else value.dtype.itemsize
+        mask = {1: "char", 2: "short", 4: "int", 8: "long"}[size]
+        text = args[0] if mask == "int" else f"convert_{mask}{value.lanes}({args[0]})"
+        return f"select({args[2]}, {args[1]}, {text})"
+
+    def max(self, a: str, b: str, dtype: DType, lanes: int) -> str:
+        """The larger one; NaN if either is."""
+        if not dtype.is_float:
+            return f"max({a}, {b})"
+        name = f"zoo_max_{self.type(dtype, lanes)}"
+        self.need(name)
+        return f"{name}({a}, {b})"
+
+    def _divide(self, value: Value) -> str:
+        """Floor division and modulo: a lane at a time, since no processor divides int vectors."""
+        kind = self.type(value.dtype, 1)
+        name = f"zoo_{value.arg.name.lower()}_{kind}"
+        self.need(name)
+        a, b = (self.operand(x, value.lanes) for x in value.args)
+        if value.lanes == 1:
+            return f"{name}({a}, {b})"
+        each = [f"{name}(({a}).s{c}, ({b}).s{c})" for c in LANE_NAMES[: value.lanes]]
+        return f"({self.type(value.dtype, value.lanes)})({', '.join(each)})"
+
+    def _mask(self, comparison: str, dtype: DType, lanes: int) -> str:
+        """A vector comparison has the width of what it compares; masks are ints."""
+        wide = dtype.is_float or dtype is dt.bool_ or dtype.itemsize == 4
+        return comparison if wide else f"convert_int{lanes}{comparison}"
+
+    def _cast(self, source: Value, to: DType) -> str:
+        text, lanes, old = self.name(source), source.lanes, source.dtype
+        if to is dt.bool_:
+            zero = self.number(0, old)
+            if lanes == 1:
+                return f"{text} != {zero}"
+            return self._mask(f"({text} != ({self.type(old, lanes)})({zero}))", old, lanes)
+        if old is dt.bool_ and lanes > 1:
+            text = f"(-{text})"
+        if to in HALVES and old is not to:
+            exact = old.is_int and old.itemsize == 1 or old is dt.bool_
+            number = self._convert(text, old, dt.float32, lanes)
+            return number if exact else self._round(number, to, lanes)
+        return self._convert(text, old, to, lanes)
+
+    def _convert(self, text: str, old: DType, to: DType, lanes: int) -> str:
+        """A conversion between register types; floats truncate, then wrap into small ints."""
+        wanted, present = self.type(to, lanes), self.type(old, lanes)
+        if wanted == present:
+            return text
+        if old.is_float and to.is_int and (to.itemsize < 4 or to.kind == "u"):
+            step = "int" if to.itemsize < 4 else "long"
+            text = self._converted(text, step if lanes == 1 else f"{step}{lanes}", lanes)
+        return self._converted(text, wanted, lanes)
+
+    @staticmethod
+    def _converted(text: str, wanted: str, lanes: int) -> str:
+        return f"({wanted})({text})" if lanes == 1 else f"convert_{wanted}({text})"
+
+    def _round(self, text: str, to: DType, lanes: int) -> str:
+        """float32 -> the nearest half, still held as float32."""
+        return self._unpack(self.pack(text, to, lanes), to, lanes)
+
+    def pack(self, text: str, to: DType, lanes: int) -> str:
+        name = f"pack_{to}_{self.type(dt.float32, lanes)}"
+        self.need(name)
+        return f"{name}({text})"
+
+    def _unpack(self, text: str, source: DType, lanes: int) -> str:
+        name = f"unpack_{source}_{self.type(dt.float32, lanes)}"
+        self.need(name)
+        return f"{name}({text})"
+
+    def _bitcast(self, source: Value, to: DType) -> str:
+        text, lanes = self.name(source), source.lanes
+        if source.dtype in HALVES:
+            text = self.pack(text, source.dtype, lanes)
+        if to in HALVES:
+            bits = "ushort" if lanes == 1 else f"ushort{lanes}"
+            return self._unpack(f"as_{bits}({text})", to, lanes)
+        return f"as_{self.type(to, lanes)}({text})"
+
+    def _index(self, e: Int, lane: Expr | None, lanes: int) -> str:
+        if lane is None or lanes == 1:
+            return c_index(e)
+        found = linear_in(e, lane)
+        if found is None:
+            each = [c_index(substitute(e, {lane: i})) for i in range(lanes)]
+            return f"(int{lanes})({', '.join(each)})"
+        step, rest = found
+        steps = ", ".join(str(step * i) for i in range(lanes))
+        return f"(int{lanes})({c_index(rest)}) + (int{lanes})({steps})"
+
+    # --- memory ------------------------------------------------------------------------------
+
+    def _load(self, value: Value) -> str:
+        address: Address = value.arg
+        lanes, dtype = value.lanes, value.dtype
+        scalar_guard = [g for g in address.guard if address.lane not in _vars(g)]
+        lane_guard = [g for g in address.guard if address.lane in _vars(g)]
+        start = self.vector_start(address, dtype) if lanes > 1 and not lane_guard else None
+        kind = self.memory(dtype)
+        if lanes == 1:
+            text = self._registers(self._cell(address, dtype, address.index), dtype, 1)
+        elif start is not None:
+            base = (
+                self._bytes(address, start)
+                if address.itemsize
+                else f"p{address.slot} + {c_index(start)}"
+            )
+            self.need(f"loose_{kind}{lanes}")
+            text = f"*({self.dialect.pointer} const loose_{kind}{lanes}*)({base})"
+            text = self._registers(text, dtype, lanes)
+        else:
+            each = []
+            for i in range(lanes):
+                cell = self._cell(address, dtype, substitute(address.index, {address.lane: i}))
+                tests = [substitute(g, {address.lane: i}) for g in lane_guard]
+                each.append(_guarded(cell, tests, "0"))
+            text = self._registers(f"({kind}{lanes})({', '.join(each)})", dtype, lanes)
+        kind = self.type(dtype, lanes)
+        return _guarded(text, scalar_guard, f"({kind})({self.number(0, dtype)})")
+
+    def _registers(self, text: str, dtype: DType, lanes: int) -> str:
+        """Memory type -> register type."""
+        if dtype in HALVES:
+            return self._unpack(text, dtype, lanes)
+        if dtype is dt.bool_:
+            return text if lanes == 1 else f"(convert_int{lanes}({text}) != (int{lanes})(0))"
+        return text
+
+    def _cell(self, address: Address, dtype: DType, index: Int) -> str:
+        if not address.itemsize:
+            return f"p{address.slot}[{c_index(index)}]"
+        kind = self.memory(dtype)
+        self.need(f"loose_{kind}")
+        base = self._bytes(address, index)
+        return f"*({self.dialect.pointer} const loose_{kind}*)({base})"
+
+    def _bytes(self, address: Address, index: Int) -> str:
+        start = c_index(index * address.itemsize)
+        return f"({self.dialect.pointer} const uchar*)p{address.slot} + {start}"
+
+    def vector_start(self, address: Address, dtype: DType) -> Int | None:
+        """Where the lanes begin, if they lie side by side."""
+        found = linear_in(address.index, address.lane)
+        step = dtype.itemsize // address.itemsize if address.itemsize else 1
+        return found[1] if found and found[0] == step else None
+
+    # --- small pieces ------------------------------------------------------------------------
+
+    def name(self, value: Value) -> str:
+        if value in self.inlined:
+            return f"({self.expression(value)})"
+        if value.kind is Kind.CONST and value not in self.names:
+            return self.number(value.arg, value.dtype)
+        return self.names[value]
+
+    def operand(self, value: Value, lanes: int) -> str:
+        """A value in as many lanes as its neighbours have."""
+        text = self.name(value)
+        if value.lanes == lanes:
+            return text
+        sign = "-" if value.dtype is dt.bool_ else ""  # a scalar 1 is all ones in a lane
+        return f"({self.type(value.dtype, lanes)})({sign}({text}))"
+
+    def type(self, dtype: DType, lanes: int) -> str:
+        return self.dialect.types[dtype] + (str(lanes) if lanes > 1 else "")
+
+    def memory(self, dtype: DType) -> str:
+        return self.dialect.memory.get(dtype, self.dialect.types[dtype])
+
+    def need(self, helper: str) -> None:
+        self.helpers.add(helper)
+
+    @staticmethod
+    def number(value: int | float | bool, dtype: DType) -> str:
+        if dtype.is_float:
+            if math.isnan(value):
+                return "NAN"
+            if math.isinf(value):
+                return "INFINITY" if value > 0 else "(-INFINITY)"
+            text = f"{float(value)!r}f"
+            return text if not text.startswith("-") else f"({text})"
+        if dtype is dt.bool_:
+            return str(int(value))
+        value = int(value)
+        if dtype.itemsize == 8:
+            if value == -(1 << 63):
+                return "(-9223372036854775807L - 1)"
+            return f"({value}{'UL' if dtype.kind == 'u' else 'L'})"
+        if value == -(1 << 31):
+            return "(-2147483647 - 1)"
+        return f"(({C_TYPES[dtype]})({value}{'u' if dtype is dt.uint32 else ''}))"
+
+
+def _guarded(text: str, guard: Sequence[Int], otherwise: str) -> str:
+    if not guard:
+        return text
+    return f"(({' && '.join(c_index(g) for g in guard)}) ? {text} : {otherwise})"
+
+
+def _vars(e: Int) -> frozenset[Expr]:
+    return frozenset() if isinstance(e, int) else e.vars
+
+
+def c_index(e: Int) -> str:
+    """An index expression in C; 64-bit where 32 could overflow."""
+    if isinstance(e, int):
+        return str(e) if abs(e) < 1 << 31 else f"{e}L"
+    low, high = _extremes(e)
+    return _print(e, long=max(abs(low), abs(high)) >= 1 << 31)
+
+
+def _extremes(e: Expr) -> tuple[int, int]:
+    """The bounds of an expression and of everything in it."""
+    low, high = e.min, e.max
+    for part in e.args if e.op != "sum" else [t for t, _ in e.args[1]]:
+        if isinstance(part, Expr):
+            a, b = _extremes(part)
+            low, high = min(low, a), max(high, b)
+    return low, high
+
+
+def _print(e: Int, long: bool) -> str:
+    if isinstance(e, int):
+        return f"{e}L" if long else str(e)
+    if e.op == "var":
+        return f"(long){e.text}" if long else e.text
+    if e.op == "sum":
+        const, terms = e.args
+        pieces = [_print(t, long) + (f"*{k}" if k != 1 else "") for t, k in terms]
+        pieces += [str(const)] if const else []
+        return "(" + " + ".join(pieces).replace("+ -", "- ") + ")"
+    if e.op == "mul":
+        return "(" + "*".join(_print(f, long) for f in e.args) + ")"
+    a, b = (_print(x, long) for x in e.args)
+    sign = {"div": "/", "mod": "%", "lt": "<"}.get(e.op)
+    if sign:
+        return f"({a} {sign} {b})"
+    kind = "long" if long else "int"
+    return f"{e.op}(({kind}){a}, ({kind}){b})"

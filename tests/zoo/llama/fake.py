@@ -13,7 +13,7 @@ from zoo.llama.vocabulary import from_gguf
 
 
 class ScriptedContext:
-    """Stands in for `zoo.llama.context.Context`: after the prompt come the scripted ids.
+    """Stands in for `zoo.llama.context.Context`: each call foretells the next id of the script.
 
     `computed` counts the positions of each call that its cache did not hold.
     """
@@ -22,27 +22,25 @@ class ScriptedContext:
         self.size, self.ids = size, []
         self.computed: list[int] = []
         self._vocab_size, self._script = vocab_size, list(script)
-        self._prompt: list[int] | None = None
+        self._calls = 0
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
         assert 0 < len(ids) <= self.size
-        if self._prompt is None or ids[: len(self._prompt)] != self._prompt:
-            self._prompt = list(ids)
-        at = len(ids) - len(self._prompt)
         same = 0
         while same < min(len(ids) - 1, len(self.ids)) and ids[same] == self.ids[same]:
             same += 1
         self.computed.append(len(ids) - same)
         self.ids = list(ids)
         logits = np.zeros(self._vocab_size, np.float32)
-        logits[self._script[at % len(self._script)]] = 10
+        logits[self._script[self._calls % len(self._script)]] = 10
+        self._calls += 1
         return logits
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         return np.stack([self.next_logits(ids[: n + 1]) for n in range(len(ids))])
 
     def restart(self, script: Sequence[int]) -> None:
-        self._script, self._prompt = list(script), None
+        self._script, self._calls = list(script), 0
 
 
 def scripted(script: Sequence[str | int], size: int = 1000, **options) -> Llama:

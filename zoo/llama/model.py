@@ -1,4 +1,4 @@
-"""LLaMA: a decoder-only transformer with RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+"""LLaMA: a decoder-only transformer with RMSNorm, rotary positions, grouped queries and SwiGLU.
 
 Papers: Touvron et al. 2023 (LLaMA, Llama 2), Ainslie et al. 2023 (grouped queries), Shazeer 2020
 (SwiGLU), Su et al. 2021 (RoPE). Names are Meta's checkpoint keys.

@@ -115,7 +115,7 @@ def _from_hf(fields: _Fields) -> dict[str, Any]:
         fields.fail("sliding-window attention, which is not supported")
     dim = fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
-    theta = rope.get("rope_theta") if isinstance(rope, Mapping) else None
+    nested = rope if isinstance(rope, Mapping) and "rope_theta" in rope else config
     return {
         "dim": dim,
         "n_layers": fields.integer("num_hidden_layers"),
@@ -125,7 +125,7 @@ def _from_hf(fields: _Fields) -> dict[str, Any]:
         "hidden_dim": fields.integer("intermediate_size"),
         "vocab_size": fields.integer("vocab_size"),
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
-        "rope_theta": float(theta) if theta else fields.number("rope_theta", 10000.0),
+        "rope_theta": fields.number("rope_theta", 10000.0, nested),
         "max_context": fields.integer("max_position_embeddings", 2048),
     }
 
@@ -143,8 +143,10 @@ class _Fields:
             self.fail(f"bad '{key}'", f"1 to {_LARGEST}", "nothing" if value is None else value)
         return value
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.checkpoint.metadata.get(key)
+    def number(
+        self, key: str, default: float | None = None, source: Mapping[str, Any] | None = None
+    ) -> float:
+        value = (self.checkpoint.metadata if source is None else source).get(key)
         value = default if value is None else value
         if type(value) not in (int, float) or not 0 < value < float("inf"):
             self.fail(f"bad '{key}'", "more than 0", "nothing" if value is None else value)

@@ -43,10 +43,10 @@ class ScriptedContext:
         self._script, self._calls = list(script), 0
 
 
-def scripted(script: Sequence[str | int], size: int = 1000, **options) -> Llama:
-    """A Llama whose reply is the given tokens: ids, or texts that must each be one token."""
+def scripted(script: Sequence[str], size: int = 1000, **options) -> Llama:
+    """A Llama whose reply is the tokens of the given texts, special tokens among them."""
     tokenizer = from_gguf(vocab.tiny(**options))
-    ids = [i for part in script for i in ([part] if isinstance(part, int) else one(tokenizer, part))]
+    ids = [i for text in script for i in one(tokenizer, text)]
     context = ScriptedContext(size, tokenizer.vocab_size, ids)
     config = SimpleNamespace(vocab_size=tokenizer.vocab_size, max_context=size)
     return Llama(config, tokenizer, context)

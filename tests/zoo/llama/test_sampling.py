@@ -39,7 +39,9 @@ def test_top_p_is_taken_among_what_top_k_left():
     assert kept(top_k=2, top_p=0.62) == [1, 3]
 
 
-@pytest.mark.parametrize(("p", "expected"), [(0.49, [1, 3, 4]), (0.6, [1, 3]), (0.3, [1, 3, 4]), (1.0, [1])])
+@pytest.mark.parametrize(
+    ("p", "expected"), [(0.49, [1, 3, 4]), (0.6, [1, 3]), (0.3, [1, 3, 4]), (1.0, [1])]
+)
 def test_min_p_is_relative_to_the_best(p, expected):
     assert kept(min_p=p) == expected
 

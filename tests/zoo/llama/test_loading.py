@@ -1,0 +1,161 @@
+"""Loading: formats that must agree, and files that must be refused in one line."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+import zoo.llama
+from tests.zoo.llama import reference, tiny, vocab
+from weights import WeightError
+from zoo.errors import UsageError
+
+IDS = [5, 300, 17, 5, 80, 254, 9, 100, 44, 2]
+# float32 sums of at most 40 products on logits of size 10: 1e-4 leaves a factor of ten.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(params=["reference", "opencl"])
+def device(request) -> str:
+    from engine import DeviceError, get_device
+
+    try:
+        get_device(request.param)
+    except DeviceError as error:
+        pytest.skip(f"no {request.param} here: {error}")
+    return request.param
+
+
+def expected() -> np.ndarray:
+    count = len(vocab.tiny()["tokenizer.ggml.tokens"])
+    return reference.logits(tiny.tensors(count), tiny.config(count), IDS)
+
+
+def test_gguf_logits_equal_plain_numpy(tmp_path, device):
+    model = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device)
+    logits = model.logits(IDS)
+    assert (logits.shape, logits.dtype) == (expected().shape, np.float32)
+    np.testing.assert_allclose(logits, expected(), atol=TOLERANCE)
+
+
+def test_hugging_face_folder_gives_the_same_model(tmp_path, device):
+    folder = zoo.llama.load(tiny.write_folder(tmp_path / "model"), device=device)
+    np.testing.assert_allclose(folder.logits(IDS), expected(), atol=TOLERANCE)
+    file = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device)
+    text = vocab.CORPUS + "<|im_end|>"
+    for special in (False, True):
+        ids = folder.tokenizer.encode(text, special)
+        assert ids == file.tokenizer.encode(text, special)
+    assert folder.tokenizer.stop_ids == file.tokenizer.stop_ids
+    assert "".join(folder.chat("12 foxes", max_tokens=8)) == "".join(
+        file.chat("12 foxes", max_tokens=8)
+    )
+
+
+def test_context_defaults_to_the_models_and_can_be_less(tmp_path):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf")
+    assert zoo.llama.load(path, device="reference").ctx == 300
+    assert zoo.llama.load(path, device="reference", ctx=20).ctx == 20
+
+
+@pytest.mark.parametrize("options", [{"ctx": 301}, {"ctx": 0}, {"dtype": "f8"}])
+def test_wrong_option_is_a_usage_error(tmp_path, options):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf")
+    (name,) = options
+    with pytest.raises(UsageError, match=name):
+        zoo.llama.load(path, device="reference", **options)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ({"block_count": 10**9}, "block_count"),
+        ({"block_count": 1000}, "layers"),
+        ({"block_count": 0}, "block_count"),
+        ({"block_count": None}, "block_count"),
+        ({"attention.head_count": 0}, "head_count"),
+        ({"attention.head_count": 7}, "heads"),
+        ({"attention.head_count_kv": 4}, "heads"),
+        ({"attention.head_count": 2**31}, "head_count"),
+        ({"attention.key_length": 3, "rope.dimension_count": 3}, "head size"),
+        ({"rope.dimension_count": 2}, "rope.dimension_count"),
+        ({"embedding_length": 48}, "head size"),
+        ({"feed_forward_length": 41}, "feed_forward"),
+        ({"feed_forward_length": None}, "feed_forward_length"),
+        ({"context_length": None}, "context_length"),
+        ({"context_length": 0}, "context_length"),
+        ({"expert_count": 8}, "mixture"),
+    ],
+)
+def test_impossible_sizes_are_one_line_naming_file_and_key(tmp_path, sizes, named):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf", sizes)
+    begun = time.perf_counter()
+    with pytest.raises(WeightError) as caught:
+        zoo.llama.load(path, device="reference")
+    assert time.perf_counter() - begun < 1  # refused before anything is allocated
+    message = str(caught.value)
+    assert str(path) in message and named in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("drop", "extra", "named"),
+    [
+        ("blk.1.attn_v.weight", {}, "layers.1.attention.wv.weight"),
+        ("token_embd.weight", {}, "token_embd"),
+        ("output_norm.weight", {}, "norm.weight"),
+        ("", {"tokenizer.ggml.model": None}, "tokenizer"),
+        ("", {"tokenizer.ggml.merges": None}, "merges"),
+        ("", {"llama.rope.scaling.type": "yarn"}, "RoPE scaling"),
+    ],
+)
+def test_missing_or_unsupported_parts_are_named(tmp_path, drop, extra, named):
+    path = tiny.write_gguf(tmp_path / "tiny.gguf", drop=drop, extra=extra)
+    with pytest.raises(WeightError) as caught:
+        zoo.llama.load(path, device="reference")
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unsupported_architecture_is_named(tmp_path):
+    path = tmp_path / "tiny.gguf"
+    raw = tiny.write_gguf(path).read_bytes()
+    path.write_bytes(raw.replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0mamba", 1))
+    with pytest.raises(WeightError, match="mamba"):
+        zoo.llama.load(path, device="reference")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gpt_neox"}, "gpt_neox"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        ({"num_hidden_layers": "two"}, "num_hidden_layers"),
+        ({"num_key_value_heads": 5}, "heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8}}, "RoPE scaling"),
+        ({"vocab_size": 7}, "shape"),
+        ({"rope_parameters": {"rope_theta": "much"}}, "rope_theta"),
+        ({"rms_norm_eps": -1}, "rms_norm_eps"),
+    ],
+)
+def test_wrong_config_of_a_folder_is_named(tmp_path, change, named):
+    folder = tiny.write_folder(tmp_path / "model")
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(WeightError) as caught:
+        zoo.llama.load(folder, device="reference")
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_broken_tokenizer_json_is_named(tmp_path):
+    folder = tiny.write_folder(tmp_path / "model")
+    path = folder / "tokenizer.json"
+    for broken in ("{", "[]", '{"model": {"type": "WordPiece", "vocab": {}}}'):
+        path.write_text(broken)
+        with pytest.raises(WeightError, match="tokenizer.json"):
+            zoo.llama.load(folder, device="reference")
+    path.unlink()
+    with pytest.raises(WeightError, match="no tokenizer"):
+        zoo.llama.load(folder, device="reference")

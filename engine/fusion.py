@@ -68,9 +68,15 @@ class Fusion:
         return out
 
     def _costly(self, order: list[Node], reductions_only: bool) -> set[Node]:
-        """Nodes whose recomputation, from what is likely stored, meets a reduction or exp2, …"""
+        """Nodes whose recomputation, from what is likely stored, meets a reduction or exp2, …
+
+        With reductions_only, a reduction that is spread over a row (EXPAND) doesn't count: however
+        often the row is gone through, it is wanted once.
+        """
         out: set[Node] = set()
         for n in order:
+            if reductions_only and n.op is Op.EXPAND:
+                continue
             own = n.op is Op.REDUCE or (not reductions_only and n.op in TRANSCENDENTAL)
             fed = any(s in out and not (s in self.stored or self.consumers[s] > 1) for s in n.src)
             direct = any(s in out and s.op in MOVEMENT | {Op.REDUCE} for s in n.src)

@@ -55,7 +55,7 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
     device = get_device(plan.device)
     kept = {n.arg[0] for n in plan.results}
     arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
-    slotted = [_canonical(k) for k in plan.kernels]
+    slotted = [canonical(k) for k in plan.kernels]
     variables = frozenset(graph_variables(n for k, _ in slotted for n in toposort([k.root])))
     variables |= _box_variables(plan.kernels)
     steps = [
@@ -97,7 +97,7 @@ def _handle(storage: Storage, device_name: str) -> Any:
     return storage.data
 
 
-def _canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
+def canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
     """The kernel with its buffers numbered (the target is 0), and the storages in that order."""
     storages = [kernel.target.arg[0]]
     new: dict[Node, Node] = {}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine import dtype as dt
 from engine.clib import helpers
@@ -36,17 +36,17 @@ from engine.symbolic import Expr, Int, bounds, substitute
 
 @dataclass(frozen=True)
 class Rendered:
-    """One function in the target's language.
+    """One function in the target's language; equal names mean equal code.
 
     text defines `static void name(buffers…, [ints, first,] group)`; types are its buffers' C types,
     has_ints says whether it takes symbolic ints; helpers are the names of what it calls.
     """
 
     name: str
-    text: str
-    types: tuple[str, ...]
-    has_ints: bool
-    helpers: frozenset[str]
+    text: str = field(compare=False)
+    types: tuple[str, ...] = field(compare=False)
+    has_ints: bool = field(compare=False)
+    helpers: frozenset[str] = field(compare=False)
 
 
 def render(function: Function, target: Target) -> Rendered:

@@ -156,7 +156,9 @@ class OpenCLDevice:
         try:
             return self.cl.Program(self.context, source).build(cache_dir=False)
         except self.cl.Error as error:
-            raise DeviceError(f"{self.name} can't compile a kernel: {error}") from error
+            lines = [line for line in str(error).splitlines() if "error:" in line]
+            first = lines[0] if lines else str(error).splitlines()[0]
+            raise DeviceError(f"{self.name} can't compile a kernel: {first}") from error
 
     def kernels(self, functions: Sequence[Rendered]) -> None:
         """Build the functions that have no kernel yet, all in one program."""
@@ -300,7 +302,8 @@ class Launches:
 
 
 def _import() -> Any:
-    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # the cache above keeps what matters
+    os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # ours keeps what matters
+    os.environ.setdefault("POCL_CACHE_DIR", str(_scratch_folder()))
     try:
         import pyopencl
     except ImportError as error:
@@ -309,6 +312,17 @@ def _import() -> Any:
         ) from error
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
+
+
+def _scratch_folder() -> Path:
+    """Where pocl may write while it compiles: it aborts the process when it can't."""
+    folder = cache_folder() / "pocl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
 
 
 def _devices(cl: Any, platform: Any) -> list[Any]:

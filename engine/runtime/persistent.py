@@ -1,12 +1,11 @@
 """A captured program on a CPU as ONE kernel that runs through a table of steps.
 
-Launching hundreds of small kernels costs more than running them. Here one work-group per core walks
-the same table; in each step it takes every n-th of the step's groups, and where a step needs what
-another made, they wait for each other in a spin barrier.
+Launching hundreds of small kernels costs more than running them. Here one worker (work-group) per
+core walks the same table and takes groups of each step from a counter until none are left; before a
+step that needs what earlier ones made, it waits until all their groups are done.
 
-Waiting can't last for ever: before any work all work-groups must meet within a short time, which
-proves that each has a thread of its own. If they don't (fewer threads than the system promised),
-none of them does anything and one alone runs the whole table.
+A worker waits only for groups that another worker is running at that moment, never for a worker to
+turn up. So it can't hang for want of a thread: one that starts late, or never, finds the work done.
 """
 
 from __future__ import annotations
@@ -29,12 +28,8 @@ if TYPE_CHECKING:
 # a row of the table, in 64-bit words
 FUNCTION, GROUPS, WAIT, FIRST, CYCLES, BUFFERS = range(6)
 
-# words of the state, each 128 bytes from the next so that no two share a cache line
-ARRIVED, DECIDED, FAILED, FLAGS = (32 * i for i in range(4))
-GO, ABANDONED = 1, 2
-
-MEET = 1 << 15  # turns of 64 pauses and a yield until a work-group gives up on the others
-STUCK = 1 << 24  # the same inside the program: minutes
+SHARES = 8  # how many times a worker comes back for more of a step, if all are equally fast
+STUCK = 1 << 24  # turns of 64 pauses and a yield, some minutes: something has gone wrong
 
 PAUSE = {
     "x86": (
@@ -51,44 +46,51 @@ static inline ulong zoo_clock(void) {
 }
 """
 
+# taken[s] and done[s]: how many groups of step s are. t[WAIT]: how many steps before s to wait for.
 DRIVER = """
-typedef volatile __global uint* words;
+typedef volatile __global int* counters;
 static inline void zoo_rest(void) {{
   for (int i = 0; i < 64; i++) {{ {pause} }}
   {give_way}
 }}
-static bool zoo_meet(words state, uint count) {{
-  if (atomic_inc(state + {ARRIVED}) + 1 == count) atomic_cmpxchg(state + {DECIDED}, 0u, {GO}u);
-  for (uint turn = 0; state[{DECIDED}] == 0; turn++) {{
-    if (turn > {MEET}) atomic_cmpxchg(state + {DECIDED}, 0u, {ABANDONED}u);
-    zoo_rest();
-  }}
-  return state[{DECIDED}] == {GO}u;
-}}
-static bool zoo_wait(words state, uint me, uint count, uint epoch) {{
-  mem_fence(CLK_GLOBAL_MEM_FENCE);
-  atomic_xchg(state + {FLAGS} + 32 * me, epoch);
-  for (uint other = 0; other < count; other++) {{
-    for (uint spin = 0; state[{FLAGS} + 32 * other] < epoch; spin++) {{
-      if (spin < 256) {{ {pause} }} else zoo_rest();
-      if (state[{FAILED}] || spin > {STUCK}) {{ state[{FAILED}] = 1; return false; }}
+static bool zoo_wait(__global const ulong* t, int s, counters done, counters failed) {{
+  for (int k = 1; k <= (int)t[{WAIT}]; k++) {{
+    const int groups = (int)t[{GROUPS} - k * {width}];
+    for (int spin = 0; done[s - k] < groups; spin++) {{
+      if (spin < 512) {{ {pause} }} else zoo_rest();
+      if (*failed || spin > {stuck}) {{ *failed = 1; return false; }}
     }}
   }}
   mem_fence(CLK_GLOBAL_MEM_FENCE);
   return true;
 }}
+static void zoo_step(__global const ulong* t, __global const int* ints, int g, const int end) {{
+  const int first = (int)t[{FIRST}];
+  switch ((int)t[{FUNCTION}]) {{
+{cases}
+  }}
+}}
 __kernel __attribute__((reqd_work_group_size(1,1,1)))
-void zoo_program(__global ulong* table, int steps, words state, __global const int* ints) {{
-  const uint me = get_group_id(0), count = get_num_groups(0);
-  if (count > 1 && !zoo_meet(state, count)) return;
-  uint epoch = 0;
+void zoo_program(__global ulong* table, int steps, counters taken, counters done, counters failed,
+                 __global const int* ints) {{
+  const int workers = get_num_groups(0);
   for (int s = 0; s < steps; s++) {{
     __global ulong* t = table + s * {width};
+    const int groups = (int)t[{GROUPS}];
     {before}
-    if (count > 1 && t[{WAIT}] && !zoo_wait(state, me, count, ++epoch)) return;
-    const int groups = (int)t[{GROUPS}], first = (int)t[{FIRST}];
-    switch ((int)t[{FUNCTION}]) {{
-{cases}
+    if (workers == 1) {{
+      zoo_step(t, ints, 0, groups);
+    }} else {{
+      if (!zoo_wait(t, s, done, failed)) return;
+      const int share = max(1, groups / (workers * {shares}));
+      int made = 0;
+      for (int g; taken[s] < groups && (g = atomic_add(taken + s, share)) < groups;) {{
+        const int end = min(g + share, groups);
+        zoo_step(t, ints, g, end);
+        made += end - g;
+      }}
+      mem_fence(CLK_GLOBAL_MEM_FENCE);
+      if (made) atomic_add(done + s, made);
     }}
     {after}
   }}
@@ -108,28 +110,25 @@ class Persistent:
         self.ints = Ints(device, steps)
         width = BUFFERS + max(len(s.buffers) for s in steps)
         self.table = _shared(np.zeros((len(steps), width), np.uint64))
-        self.state = _shared(np.zeros(FLAGS + 32 * device.target.cores, np.uint32))
+        self.taken, self.done, self.failed = (
+            _shared(np.zeros(n, np.int32)) for n in (len(steps), len(steps), 1)
+        )
         self._fill()
         self.moving = [i for i, s in enumerate(steps) if isinstance(s.groups, Expr)]
         self.built = device.build(self._source(width))
         self.kernel = device.cl.Kernel(self.built.program, "zoo_program")
-        self.kept = [device.wrap_shared(a) for a in (self.table, self.state)]
-        for i, a in enumerate(
-            [
-                self.kept[0].buffer,
-                np.int32(len(steps)),
-                self.kept[1].buffer,
-                self.ints.memory.buffer,
-            ]
-        ):
-            self.kernel.set_arg(i, a)
-        self.groups = device.target.cores
+        arrays = (self.table, self.taken, self.done, self.failed)
+        self.kept = [device.wrap_shared(a) for a in arrays]
+        table, *counters = (m.buffer for m in self.kept)
+        arguments = (table, np.int32(len(steps)), *counters, self.ints.memory.buffer)
+        for i, argument in enumerate(arguments):
+            self.kernel.set_arg(i, argument)
 
     def _fill(self) -> None:
         """The table: which function, on which addresses, after whom."""
         since: list[Step] = []  # steps after the last wait
         for row, step in zip(self.table, self.steps):
-            wait = any(_depends(step, earlier) for earlier in since)
+            wait = len(since) if any(_depends(step, earlier) for earlier in since) else 0
             since = [step] if wait else [*since, step]
             row[FUNCTION] = self.functions.index(step.function)
             row[GROUPS] = step.groups if isinstance(step.groups, int) else 0
@@ -143,17 +142,11 @@ class Persistent:
         cases = "\n".join(_case(i, f) for i, f in enumerate(self.functions))
         timed = is_x86 and DEBUG >= 1
         before = "const ulong begun = zoo_clock();" if timed else ""
-        after = f"if (me == 0) t[{CYCLES}] = zoo_clock() - begun;" if timed else ""
-        names = {k: v for k, v in globals().items() if k.isupper() and isinstance(v, int)}
-        driver = (CLOCK if timed else "") + DRIVER.format(
-            pause=pause,
-            give_way=give_way,
-            cases=cases,
-            width=width,
-            before=before,
-            after=after,
-            **names,
-        )
+        after = f"t[{CYCLES}] = zoo_clock() - begun;" if timed else ""
+        fields = {"pause": pause, "give_way": give_way, "cases": cases, "width": width}
+        fields |= {"before": before, "after": after, "stuck": STUCK, "shares": SHARES}
+        columns = {"GROUPS": GROUPS, "WAIT": WAIT, "FIRST": FIRST, "FUNCTION": FUNCTION}
+        driver = (CLOCK if timed else "") + DRIVER.format(**fields, **columns)
         return assemble(self.functions, self.device.target) + driver
 
     def __call__(self, values: Mapping[Expr, int]) -> None:
@@ -164,12 +157,11 @@ class Persistent:
         for i in self.moving:
             self.table[i, GROUPS] = evaluate(self.steps[i].groups, values)
         self.ints.set(values)
-        self._launch(self.groups)
-        if self.groups > 1 and self.state[DECIDED] == ABANDONED:
-            self.groups = 1  # this process has fewer threads than cores: go on with one
-            self._launch(1)
-        if self.state[FAILED]:
-            raise DeviceError("a program's work-groups lost each other; try again on fewer cores")
+        self.taken[:] = self.done[:] = self.failed[:] = 0
+        device.cl.enqueue_nd_range_kernel(device.queue, self.kernel, (device.target.cores,), (1,))
+        device.queue.finish()
+        if self.failed[0]:
+            raise DeviceError("a program's workers wait for each other for minutes; is it paused?")
         self.built.save()
         if DEBUG >= 1:
             self._report(values)
@@ -181,12 +173,6 @@ class Persistent:
         for step, taken in zip(self.steps, times):
             print(step.report(taken, values), file=sys.stderr)
         print(f"{times.sum():9.1f} us  in {len(times)} steps", file=sys.stderr)
-
-    def _launch(self, groups: int) -> None:
-        self.state[:] = 0
-        queue = self.device.queue
-        self.device.cl.enqueue_nd_range_kernel(queue, self.kernel, (groups,), (1,))
-        queue.finish()
 
 
 def _clock_khz() -> float:
@@ -213,7 +199,7 @@ def _case(number: int, f: Rendered) -> str:
     ]
     passed = [*buffers, *(["ints", "first"] if f.has_ints else []), "g"]
     call = f"{f.name}({', '.join(passed)})"
-    return f"      case {number}: for (int g = me; g < groups; g += count) {call}; break;"
+    return f"    case {number}: for (; g < end; g++) {call}; break;"
 
 
 def _depends(step: Step, earlier: Step) -> bool:

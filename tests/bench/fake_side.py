@@ -1,0 +1,38 @@
+"""A side that needs no model, to test workers with."""
+
+from __future__ import annotations
+
+import os
+
+from bench.llama_sides import Side
+
+
+class Counting(Side):
+    """The next token is always the last one plus `step_by`."""
+
+    def load(self, path: str, threads: int, step_by: int = 1, **options: object) -> None:
+        print("libraries print things")  # must not mix with the answers
+        self.step_by, self.threads = step_by, threads
+
+    def encode(self, text: str) -> list[int]:
+        return [len(text)]
+
+    def begin(self, ids: list[int]) -> int:
+        return ids[-1] + self.step_by
+
+    def step(self, token: int) -> int:
+        return token + self.step_by
+
+    def environment(self) -> list[str | int]:
+        return [os.environ["OMP_NUM_THREADS"], self.threads]
+
+    def fail(self) -> None:
+        raise ValueError("no such\nthing")
+
+    def crash(self) -> None:
+        os._exit(7)
+
+
+class Unloadable(Side):
+    def load(self, path: str, threads: int, **options: object) -> None:
+        raise OSError(f"{path}: no such file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import shutil
@@ -303,6 +304,7 @@ class Launches:
 
 def _import() -> Any:
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # ours keeps what matters
+    os.environ.setdefault("POCL_KERNEL_CACHE", "0")
     os.environ.setdefault("POCL_CACHE_DIR", str(_scratch_folder()))
     try:
         import pyopencl
@@ -322,7 +324,9 @@ def _scratch_folder() -> Path:
         with tempfile.TemporaryFile(dir=folder):
             return folder
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
+        folder = Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
 
 
 def _devices(cl: Any, platform: Any) -> list[Any]:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -112,6 +113,12 @@ def _device_name(device: str | None) -> str:
 
 def peak_memory_mb() -> float | None:
     """The most memory that this process has held, in MB."""
+    try:
+        # getrusage counts what the parent held when it forked, this does not.
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+    except (OSError, IndexError):
+        pass
     try:
         import resource
     except ImportError:  # Windows

@@ -58,7 +58,9 @@ class Reference:
         return [self.ids[part] for part in parts if part in self.ids]
 
     def word(self, word: str) -> list[str]:
-        parts = [vocab.ALPHABET[byte] for byte in word.encode()]
+        return self.join([vocab.ALPHABET[byte] for byte in word.encode()])
+
+    def join(self, parts: list[str]) -> list[str]:
         while True:
             known = [pair for pair in zip(parts, parts[1:]) if pair in self.ranks]
             if not known:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.graph import ELEMENTWISE, MOVEMENT, TRANSCENDENTAL, Node, Op
 from engine.indexing import Index, source_indices
@@ -20,8 +20,7 @@ DEPTH_LIMIT = 96  # longest chain of nodes in a kernel; also keeps its argument 
 INDEX_LIMIT = 6  # at how many different indices one kernel may recompute a node
 
 
-@dataclass(frozen=True)
-class Use:
+class Use(NamedTuple):
     """A kernel would evaluate a node at `index`, once for each value of the loops in `space`."""
 
     index: Index

@@ -19,6 +19,7 @@ from engine.render import render
 from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
 from engine.schedule import Kernel, Schedule, cost, schedule
 from engine.symbolic import Expr
+from engine.symbolic import variables as free
 
 _steps: dict[tuple[str, Kernel], Step] = {}
 
@@ -56,8 +57,6 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
     kept = {n.arg[0] for n in plan.results}
     arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
     slotted = [canonical(k) for k in plan.kernels]
-    variables = frozenset(graph_variables(n for k, _ in slotted for n in toposort([k.root])))
-    variables |= _box_variables(plan.kernels)
     steps = [
         replace(
             _step(kernel, device, plan.device),
@@ -66,13 +65,8 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
         )
         for kernel, storages in slotted
     ]
-    ordered = sorted(variables, key=lambda v: v.text)
-    return Prepared(plan, device.replay(steps, ordered, repeated), variables, arena)
-
-
-def _box_variables(kernels: Sequence[Kernel]) -> frozenset[Expr]:
-    ends = [n for k in kernels if k.box for pair in k.box for n in pair if isinstance(n, Expr)]
-    return frozenset().union(*(n.vars for n in ends))
+    variables = frozenset().union(*(s.variables for s in steps), *(free(s.groups) for s in steps))
+    return Prepared(plan, device.replay(steps, repeated), variables, arena)
 
 
 def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> list[Any]:
@@ -118,7 +112,7 @@ def _step(kernel: Kernel, device: Device, name: str) -> Step:
     found = _steps.get((name, kernel))
     if found is None:
         if device.target is None:
-            found = Step(kernel, [], 1, kernel.root.op.name.lower())
+            found = Step(kernel, [], 1, kernel.root.op.name.lower(), _variables(kernel))
         else:
             reshaped, plan = choose(kernel, device.target)
             function = lower(reshaped, plan)
@@ -131,3 +125,9 @@ def _step(kernel: Kernel, device: Device, name: str) -> Step:
         found.flops, found.nbytes = cost(kernel)
         _steps[name, kernel] = found
     return found
+
+
+def _variables(kernel: Kernel) -> tuple[Expr, ...]:
+    ends = [n for pair in kernel.box or () for n in pair]
+    found = graph_variables(toposort([kernel.root])).union(*(free(n) for n in ends))
+    return tuple(sorted(found, key=lambda v: v.text))

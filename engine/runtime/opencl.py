@@ -169,9 +169,7 @@ class OpenCLDevice:
             program = self.build(source)
             self.built |= dict.fromkeys(fresh, program)
 
-    def replay(
-        self, steps: Sequence[Step], variables: Sequence[Expr], repeated: bool
-    ) -> Launches | Persistent:
+    def replay(self, steps: Sequence[Step], repeated: bool) -> Launches | Persistent:
         from engine.runtime.persistent import Persistent
 
         if repeated and self.target.is_cpu:

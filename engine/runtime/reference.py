@@ -65,7 +65,7 @@ class ReferenceDevice:
     def copy(self, source: np.ndarray, target: np.ndarray, nbytes: int) -> None:
         target[:nbytes] = source[:nbytes]
 
-    def replay(self, steps: Sequence[Step], variables: Sequence[Expr], repeated: bool) -> _Replay:
+    def replay(self, steps: Sequence[Step], repeated: bool) -> _Replay:
         return _Replay(list(steps))
 
 

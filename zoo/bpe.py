@@ -142,12 +142,18 @@ class BytePairEncoder:
             if raw not in ranks:
                 ranks[raw] = len(order)
                 order.append(ids[token])
+        # Whatever a foreign pattern leaves unmatched would vanish: take it character by character.
+        self._pattern = rf"{pattern}|(?s:.)"
         self._id_of_rank = order
-        self._incomplete = -1 in order
-        self._core = _encoding(pattern, ranks)
+        self._lacking = bytes(byte for byte in range(256) if order[byte] < 0)
+        self._core = _encoding(self._pattern, ranks)
 
     def encode(self, text: str, after_special: bool = True) -> list[int]:
-        """Token ids of `text`; a byte that the vocabulary lacks is dropped."""
+        """Token ids of `text`.
+
+        A byte that the vocabulary lacks is dropped after the text has been cut into words and
+        before they are merged, as the tokenizers library does.
+        """
         if len(text) > 100_000 and _LONG_SPACE.search(text):
             cuts = [0, *(match.end() for match in _LONG_SPACE.finditer(text)), len(text)]
             parts = [text[a:b] for a, b in pairwise(cuts)]
@@ -155,17 +161,27 @@ class BytePairEncoder:
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
-        ids = [self._id_of_rank[rank] for rank in self._core.encode_ordinary(text)]
-        return [i for i in ids if i >= 0] if self._incomplete else ids
+        if self._lacking and not set(self._lacking).isdisjoint(text.encode()):
+            ranks = [rank for word in self._words(text) for rank in self._merge(word)]
+        else:
+            ranks = self._core.encode_ordinary(text)
+        return [self._id_of_rank[rank] for rank in ranks]
+
+    def _words(self, text: str) -> list[bytes]:
+        """The pre-tokenizer's words, rid of the bytes that the vocabulary lacks."""
+        import regex  # tiktoken's own dependency
+
+        words = regex.findall(self._pattern, text)
+        return [word.encode().translate(None, self._lacking) for word in words]
+
+    def _merge(self, word: bytes) -> list[int]:
+        return self._core._encode_single_piece(word) if word else []
 
 
 def _encoding(pattern: str, ranks: dict[bytes, int]) -> tiktoken.Encoding:
     import tiktoken
 
-    # Whatever a foreign pattern leaves unmatched would vanish: take it character by character.
-    return tiktoken.Encoding(
-        "file", pat_str=rf"{pattern}|(?s:.)", mergeable_ranks=ranks, special_tokens={}
-    )
+    return tiktoken.Encoding("file", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
 
 
 class Utf8Stream:

@@ -77,7 +77,10 @@ def _from_model(path: Path, config: dict) -> Tokenizer:
 
 def _added_tokens(path: Path, data: dict) -> tuple[dict[str, int], dict[str, int]]:
     control, added = {}, {}
-    for row in data.get("added_tokens", ()):
+    rows = data.get("added_tokens", [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise WeightError("added_tokens is not a list of objects", file=path)
+    for row in rows:
         if not isinstance(row.get("content"), str) or type(row.get("id")) is not int:
             raise WeightError("an entry of added_tokens lacks content or id", file=path)
         (control if row.get("special") else added)[row["content"]] = row["id"]

@@ -10,10 +10,10 @@ import weights
 from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
 from zoo.errors import UsageError
-from zoo.llama import model
+from zoo.llama import gguf_tokenizer, model
 from zoo.llama.context import Context
 from zoo.llama.generate import Llama
-from zoo.llama.vocabulary import load_tokenizer
+from zoo.llama.tokenizer import Tokenizer
 
 DEFAULT_CTX = 4096  # tokens; a longer context has to be asked for, because its cache costs memory
 DTYPES = ("auto", "f32")
@@ -53,6 +53,16 @@ def load(
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
     context = Context(Params(tensors), config, size, device)
     return Llama(config, tokenizer, context, checkpoint.path.name)
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that comes with a checkpoint; WeightError when it is missing or broken."""
+    if checkpoint.format == "gguf":
+        return gguf_tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
+    from zoo.llama import hf_tokenizer  # folders are the rarer case
+
+    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
+    return hf_tokenizer.from_folder(folder)
 
 
 def read_config(checkpoint: Checkpoint) -> model.Config:

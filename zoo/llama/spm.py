@@ -54,9 +54,13 @@ def piece_bytes(pieces: Sequence[str], types: Sequence[int]) -> list[bytes]:
 
 
 def model_proto(
-    pieces: Sequence[str], scores: Sequence[float], types: Sequence[int], unknown_id: int
+    pieces: Sequence[str],
+    scores: Sequence[float],
+    types: Sequence[int],
+    unknown_id: int,
+    space_prefix: bool = False,
 ) -> bytes:
-    """The pieces as a serialised ModelProto: BPE, no normalisation, no dummy prefix."""
+    """The pieces as a serialised ModelProto: BPE, no normalisation."""
     body, seen = [], set()
     for i, (piece, score, kind) in enumerate(zip(pieces, scores, types)):
         if not piece or piece in seen:  # the library refuses what it could never produce
@@ -71,7 +75,7 @@ def model_proto(
         body.append(_field(1, inner))
     has_bytes = sum(kind == BYTE for kind in types) == 256
     trainer = _int(3, _BPE) + _int(4, len(pieces)) + _int(35, has_bytes) + _int(40, unknown_id)
-    normalizer = _field(1, b"identity") + _int(3, 0) + _int(4, 0) + _int(5, 1)
+    normalizer = _field(1, b"identity") + _int(3, space_prefix) + _int(4, 0) + _int(5, 1)
     return b"".join(body) + _field(2, trainer) + _field(3, normalizer)
 
 

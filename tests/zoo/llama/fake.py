@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.zoo.llama import vocab
 from zoo.llama.generate import Llama
-from zoo.llama.vocabulary import from_gguf
+from zoo.llama.gguf_tokenizer import from_gguf
 
 
 class ScriptedContext:

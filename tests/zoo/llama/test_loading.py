@@ -106,7 +106,7 @@ def test_impossible_sizes_are_one_line_naming_file_and_key(tmp_path, sizes, name
         ("blk.1.attn_v.weight", {}, "layers.1.attention.wv.weight"),
         ("token_embd.weight", {}, "token_embd"),
         ("output_norm.weight", {}, "norm.weight"),
-        ("", {"tokenizer.ggml.model": None}, "tokenizer"),
+        ("", {"tokenizer.ggml.model": None}, "tokenizer.ggml.model"),
         ("", {"tokenizer.ggml.merges": None}, "merges"),
         ("", {"llama.rope.scaling.type": "yarn"}, "RoPE scaling"),
     ],

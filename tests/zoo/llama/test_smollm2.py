@@ -17,8 +17,8 @@ import weights
 import zoo.llama
 from tests.zoo.llama import vocab
 from tests.zoo.llama.test_tokenizer import Reference, strange_texts
+from zoo.llama.loading import load_tokenizer
 from zoo.llama.template import ChatTemplate
-from zoo.llama.vocabulary import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
 QUESTION = "What is the capital of France?"

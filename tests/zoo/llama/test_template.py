@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.zoo.llama import vocab
+from zoo.llama.gguf_tokenizer import from_gguf
 from zoo.llama.template import ChatTemplate, Guard, TemplateError
 from zoo.llama.tokenizer import Tokenizer
-from zoo.llama.vocabulary import from_gguf
 
 # The conventions of four families, written afresh: what matters is where they strip, what they
 # put beside a message and which tokens they spell.

@@ -43,6 +43,21 @@ def test_writes_are_seen_by_later_reads(device: str, data: st.DataObject) -> Non
     same(x, a)
 
 
+@each_device
+def test_reads_between_writes(device: str) -> None:
+    """Each read carries out the writes so far, whether or not the tensor itself is realized."""
+    x = Tensor.zeros(4, device=device).contiguous().realize()
+    x[0] = 1
+    same(x * 2, np.array([2, 0, 0, 0], np.float32))
+    same(x * 3, np.array([3, 0, 0, 0], np.float32))
+    x[1] = 1
+    same(x * 2, np.array([2, 2, 0, 0], np.float32))
+    x[2] = 1
+    same(x.sum(), np.float32(3))
+    same(x + 0, np.array([1, 1, 1, 0], np.float32))
+    same(x, np.array([1, 1, 1, 0], np.float32))
+
+
 @property_test(reference=60, opencl=15)
 def test_a_value_broadcasts_and_casts_into_the_view(device: str, data: st.DataObject) -> None:
     x, a = buffer(data, device)

@@ -282,6 +282,22 @@ def test_python_numbers_on_either_side(device: str, data: st.DataObject) -> None
 
 
 @each_device
+@pytest.mark.parametrize("place", ["condition", "value", "index"])
+def test_tensors_over_no_buffer_follow_the_others_device(device: str, place: str) -> None:
+    """`Tensor.arange(n)` in a model names no device; it goes where the weights are."""
+    a = small(np.random.default_rng(3), (5, 4))
+    x, rows = tensor(a, device), Tensor.arange(5)
+    if place == "condition":
+        want = np.where(np.arange(5)[:, None] < 2, a, np.float32(0))
+        same(Tensor.where(rows.reshape(5, 1) < 2, x, 0.0), want)
+    elif place == "value":
+        want = np.where(a > 0, np.arange(5)[:, None], 9).astype(np.int32)
+        same(Tensor.where(x > 0, rows.reshape(5, 1), 9), want)
+    else:
+        same(x[4 - rows], a[::-1])
+
+
+@each_device
 def test_chain_of_many_operations_is_exact(device: str) -> None:
     a = small(np.random.default_rng(0), (37, 19))
     x, want = tensor(a, device), a

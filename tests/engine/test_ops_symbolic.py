@@ -147,6 +147,20 @@ def test_two_symbolic_lengths(device: str, data: st.DataObject) -> None:
 
 
 @each_device
+def test_two_programs_may_bound_the_same_name_differently(device: str) -> None:
+    """As two models with contexts of different lengths do in one process."""
+    a = np.arange(32, dtype=np.float32)
+    x = tensor(a, device)
+
+    def body(y: Tensor, at: int) -> Tensor:
+        return (x[: at + 1] * Tensor(at, device=device).cast(dt.float32)).sum() + y
+
+    for highest in (7, 31):
+        got = program(body, at=(0, highest))(Tensor(np.float32(1), device=device), at=5)
+        same(got, np.float32(a[:6].sum() * 5 + 1))
+
+
+@each_device
 def test_a_program_recaptures_for_new_shapes_and_types(device: str) -> None:
     calls = []
 

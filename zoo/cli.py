@@ -121,6 +121,7 @@ def run(command: Callable[[], int | None], name: str) -> int:
     2 for bad flags, 1 for anything else a user can mend, 130 after Ctrl-C, 141 when the reader of
     stdout has gone. A bug still gives its traceback.
     """
+    _open_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a console that lacks a character shows "?"
@@ -138,6 +139,21 @@ def run(command: Callable[[], int | None], name: str) -> int:
     except user_errors() as error:
         note(f"{name}: {_describe(error)}")
         return getattr(error, "exit_code", 1)
+
+
+def _open_standard_streams() -> None:
+    """Give a closed stdin, stdout or stderr the null device.
+
+    Otherwise the next file opened would take its number, and be written to by whatever library
+    prints a warning.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))
 
 
 def user_errors() -> tuple[type[BaseException], ...]:
@@ -158,4 +174,7 @@ def user_errors() -> tuple[type[BaseException], ...]:
 def _describe(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --ctx or a smaller model needs less"
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return one_line(f"{where}{error.strerror}")
     return one_line(error)

@@ -154,6 +154,39 @@ def test_reader_that_goes_away_is_no_error():
     assert process.wait(30) == cli.EXIT_BROKEN_PIPE
 
 
+@pytest.mark.skipif(os.name == "nt", reason="POSIX file descriptors")
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_closed_stream_becomes_the_null_device(number):
+    script = (
+        "import os, sys\nfrom zoo import cli\n"
+        "def check():\n"
+        f"    assert os.fstat({number}).st_rdev == os.stat(os.devnull).st_rdev\n"
+        "    sys.stdin.read(); print('x'); cli.note('y')\n"
+        "raise SystemExit(cli.run(check, 'p'))"
+    )
+    shell = f'exec "$0" -c "$1" {number}>&-'
+    result = subprocess.run(
+        ["sh", "-c", shell, sys.executable, script],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+    )
+    assert result.returncode == 0
+    assert result.stdout == (b"" if number == 1 else b"x\n")
+    assert result.stderr == (b"" if number == 2 else b"y\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_behind_stdout_is_one_line():
+    script = "from zoo import cli\nraise SystemExit(cli.run(lambda: print('x'), 'p'))"
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-c", script], cwd=ROOT, stdout=full, stderr=subprocess.PIPE
+        )
+    assert result.returncode != 0
+    assert result.stderr.startswith(b"p: No space left on device\n")
+
+
 @pytest.mark.skipif(os.name == "nt", reason="POSIX pipes and signals")
 def test_ctrl_c_is_quiet():
     script = (

@@ -1,0 +1,228 @@
+"""Programs as one kernel: right results with fewer threads than workers, and never a hang.
+
+Each test runs in a process of its own with a time limit, so that a hang fails.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from engine import Tensor, program
+from engine.runtime import Step, persistent
+from tests.engine.kernels import cpu
+from tests.engine.process import output, script
+
+# A network of many dependent steps, some of one group only, with an in-place state. Whole numbers:
+# every sum is exact, so any order of work must give just these results.
+NETWORK = """
+    import os, sys
+    import numpy as np
+    from engine import Tensor, program
+    device = get_device("opencl")
+    if not device.target.is_cpu:
+        print("gpu")
+        sys.exit()
+    r = np.random.default_rng(0)
+    w = [r.integers(-1, 2, (96, 96)).astype(np.float32) for _ in range(6)]
+    weights = [Tensor.from_numpy(a, "opencl") for a in w]
+    state = Tensor.zeros(8, 96, device="opencl").contiguous().realize()
+    seen = np.zeros((8, 96), np.float32)
+
+    def network(x, row):
+        for a in weights:
+            x = (x @ a).maximum(-9).minimum(9)
+            x = x + x.max()  # one group: the others wait for it
+        state[row : row + 1] = x[0:1]
+        return x, state.sum(-1)
+
+    def expected(x, row):
+        for a in w:
+            x = np.clip(x @ a, -9, 9)
+            x = x + x.max()
+        seen[row] = x[0]
+        return x, seen.sum(-1)
+
+    def replay(times):
+        step = program(network, row=(0, 7))
+        for i in range(times):
+            x = r.integers(-3, 4, (4, 96)).astype(np.float32)
+            y, sums = step(Tensor(x, device="opencl"), row=i % 8)
+            a, b = expected(x, i % 8)
+            np.testing.assert_array_equal(y.numpy(), a, f"replay {i}")
+            np.testing.assert_array_equal(sums.numpy(), b, f"replay {i}")
+        print("right")
+"""
+
+
+def run(before: str, after: str, timeout: float = 60) -> None:
+    lines = output(before + NETWORK + after, timeout=timeout)
+    if lines == ["gpu"]:
+        pytest.skip("programs are one kernel on CPUs only")
+    assert lines == ["right"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="sets the process's cores")
+def test_a_program_on_one_core() -> None:
+    run(
+        "\n    import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+        """
+    assert device.target.cores == 1
+    replay(20)
+    """,
+    )
+
+
+def test_a_program_on_every_core() -> None:
+    run("", "    replay(20)")
+
+
+def test_replays_under_load_stay_right() -> None:
+    """Other processes keep every core busy, so workers are stopped at any moment."""
+    run(
+        "",
+        """
+    import subprocess
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            for _ in range(device.target.cores)]
+    try:
+        replay(300)
+    finally:
+        for p in busy:
+            p.kill()
+            p.wait()
+    """,
+        timeout=120,
+    )
+
+
+def test_more_workers_than_threads() -> None:
+    """Workers beyond the machine's threads start late, or when all is done: no one waits."""
+    run(
+        "",
+        """
+    from dataclasses import replace
+    device.target = replace(device.target, cores=8)
+    replay(30)
+    """,
+    )
+
+
+def test_many_programs_take_turns() -> None:
+    run(
+        "",
+        """
+    from contextlib import redirect_stdout
+    with redirect_stdout(sys.stderr):
+        for _ in range(3):
+            replay(3)
+    replay(3)
+    """,
+    )
+
+
+def test_a_wait_that_takes_too_long_is_an_error_in_one_line() -> None:
+    """With next to no patience, waiting for a long step of one group must fail, not hang."""
+    code = """
+    import sys
+    import numpy as np
+    from engine import DeviceError, Tensor, get_device, program
+    from engine.runtime import persistent
+    persistent.STUCK = 0
+    device = get_device("opencl")
+    if not device.target.is_cpu or device.target.cores < 2:
+        print("skip")
+        sys.exit()
+    x = Tensor(np.ones(1 << 23, np.float32), device="opencl")
+
+    def long(y):
+        total = x.sum()
+        return total, y + total
+
+    step = program(long)
+    failed = 0
+    for _ in range(20):  # a worker that starts late has nothing to wait for
+        try:
+            step(Tensor(np.ones((64, 64), np.float32), device="opencl"))
+        except DeviceError as error:
+            assert len(str(error).splitlines()) == 1
+            failed += 1
+    print("failed" if failed else "never waited")
+    """
+    lines = output(code)
+    if lines == ["skip"]:
+        pytest.skip("needs a CPU with two cores")
+    assert lines == ["failed"]
+
+
+def test_a_program_works_again_after_it_failed() -> None:
+    code = """
+    import sys
+    import numpy as np
+    from engine import DeviceError, Tensor, get_device, program
+    device = get_device("opencl")
+    if not device.target.is_cpu:
+        print("skip")
+        sys.exit()
+    step = program(lambda x: ((x * 2).contiguous() + 1).sum())
+    x = Tensor(np.ones((64, 64), np.float32), device="opencl")
+    assert step(x).item() == 3 * 64 * 64
+    (capture,) = step.captures.values()
+    capture.prepared.replay.failed[0] = 1  # as a run that failed leaves it
+    print(step(x).item() == 3 * 64 * 64)
+    """
+    assert output(code) in (["True"], ["skip"])
+
+
+# --- the table: which steps wait -------------------------------------------------------------
+
+
+class _Piece:
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+
+def _step(written: int, *read: int) -> Step:
+    places = (written, *read)
+    return Step(None, [_Piece(64 * p) for p in places], 1, "", (), (64,) * len(places))
+
+
+@pytest.mark.parametrize(
+    ("step", "earlier", "waits"),
+    [
+        (_step(2, 1), _step(1, 0), True),  # reads what was written
+        (_step(1, 2), _step(1, 0), True),  # writes the same place
+        (_step(0, 2), _step(1, 0), True),  # writes what is still being read
+        (_step(2, 0), _step(1, 0), False),  # both only read it
+        (_step(3, 2), _step(1, 0), False),
+    ],
+)
+def test_a_step_waits_for_those_it_depends_on(step: Step, earlier: Step, waits: bool) -> None:
+    assert persistent._depends(step, earlier) is waits
+
+
+def test_independent_steps_wait_once_together() -> None:
+    """q, k and v need no wait between them; what reads all three waits for all three."""
+    device = cpu()
+    w = [Tensor(np.full((64, 64), i + 1.0, np.float32), device=device.name) for i in range(3)]
+
+    def network(x: Tensor) -> Tensor:
+        q, k, v = ((x @ a).contiguous() for a in w)
+        return (q + k + v).contiguous()
+
+    step = program(network)
+    x = Tensor(np.ones((2, 64), np.float32), device=device.name)
+    assert step(x).numpy()[0, 0] == 64 * 6
+    (capture,) = step.captures.values()
+    waits = list(capture.prepared.replay.table[:, persistent.WAIT])
+    assert waits == [0, 0, 0, 3]
+
+
+def test_scripts_that_hang_fail() -> None:
+    """The time limit that the tests above rely on."""
+    import subprocess
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        script("while True: pass", timeout=0.5)

@@ -18,9 +18,9 @@ from tests.engine.process import output, script
 # A network of many dependent steps, some of one group only, with an in-place state. Whole numbers:
 # every sum is exact, so any order of work must give just these results.
 NETWORK = """
-    import os, sys
+    import sys
     import numpy as np
-    from engine import Tensor, program
+    from engine import Tensor, get_device, program
     device = get_device("opencl")
     if not device.target.is_cpu:
         print("gpu")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import importlib.util
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -88,11 +90,8 @@ class OpenCLDevice:
         else:
             gpus = [d for d in devices if d.type & self.cl.device_type.GPU]
             chosen = (gpus or devices)[0]
-        if "Portable Computing Language" in chosen.platform.name and not shutil.which("ld"):
-            raise DeviceError(
-                "pocl needs the linker `ld` on PATH: install binutils, or pip install "
-                "'menagerie[linker]', or use --device reference"
-            )
+        if "Portable Computing Language" in chosen.platform.name:
+            _provide_linker()
         return chosen
 
     # --- memory ------------------------------------------------------------------------------
@@ -312,6 +311,28 @@ def _import() -> Any:
         ) from error
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
+
+
+def _provide_linker() -> None:
+    """pocl links kernels with `ld` and aborts the process where there is none on PATH.
+
+    The package ziglang brings one, as `zig ld.lld`; a wrapper of that name is put on PATH.
+    """
+    if shutil.which("ld"):
+        return
+    found = importlib.util.find_spec("ziglang")
+    if found is None or not found.submodule_search_locations:
+        raise DeviceError(
+            "pocl needs the linker `ld` on PATH: install binutils, or pip install "
+            "'menagerie[linker]', or use --device reference"
+        )
+    zig = Path(found.submodule_search_locations[0]) / "zig"
+    folder = Path(tempfile.mkdtemp(prefix="menagerie-ld-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    wrapper = folder / "ld"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(zig))} ld.lld "$@"\n')
+    wrapper.chmod(0o755)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def _scratch_folder() -> Path:

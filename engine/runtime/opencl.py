@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
-import importlib.util
 import os
-import shlex
-import shutil
 import sys
 import tempfile
 import time
@@ -22,6 +18,13 @@ import numpy as np
 from engine.ir import Target
 from engine.render import Rendered, assemble, entry_points
 from engine.runtime import DEBUG, DeviceError, Step
+from engine.runtime.host import (
+    cache_folder,
+    cpu_flags,
+    provide_linker,
+    scratch_folder,
+    usable_cores,
+)
 from engine.symbolic import Expr, evaluate
 
 if TYPE_CHECKING:
@@ -30,19 +33,6 @@ if TYPE_CHECKING:
 PAGE = 4096
 LOCAL = 64  # work-items per group on a GPU
 MOST_RUNNING = 64  # lists of kernels under way before we wait for them
-
-
-def cache_folder() -> Path:
-    """Where compiled programs are kept: ZOO_CACHE, or the user's cache folder."""
-    if chosen := os.environ.get("ZOO_CACHE"):
-        return Path(chosen) / "kernels"
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home())
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "menagerie" / "kernels"
 
 
 class OpenCLDevice:
@@ -91,7 +81,7 @@ class OpenCLDevice:
             gpus = [d for d in devices if d.type & self.cl.device_type.GPU]
             chosen = (gpus or devices)[0]
         if "Portable Computing Language" in chosen.platform.name:
-            _provide_linker()
+            provide_linker()
         return chosen
 
     # --- memory ------------------------------------------------------------------------------
@@ -302,7 +292,7 @@ class Launches:
 def _import() -> Any:
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # ours keeps what matters
     os.environ.setdefault("POCL_KERNEL_CACHE", "0")
-    os.environ.setdefault("POCL_CACHE_DIR", str(_scratch_folder()))
+    os.environ.setdefault("POCL_CACHE_DIR", str(scratch_folder()))
     try:
         import pyopencl
     except ImportError as error:
@@ -313,67 +303,8 @@ def _import() -> Any:
     return pyopencl
 
 
-def _provide_linker() -> None:
-    """pocl links kernels with `ld` and aborts the process where there is none on PATH.
-
-    The package ziglang brings one, as `zig ld.lld`; a wrapper of that name is put on PATH.
-    """
-    if shutil.which("ld"):
-        return
-    found = importlib.util.find_spec("ziglang")
-    if found is None or not found.submodule_search_locations:
-        raise DeviceError(
-            "pocl needs the linker `ld` on PATH: install binutils, or pip install "
-            "'menagerie[linker]', or use --device reference"
-        )
-    zig = Path(found.submodule_search_locations[0]) / "zig"
-    folder = Path(tempfile.mkdtemp(prefix="menagerie-ld-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    wrapper = folder / "ld"
-    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(zig))} ld.lld "$@"\n')
-    wrapper.chmod(0o755)
-    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
-
-
-def _scratch_folder() -> Path:
-    """Where pocl may write while it compiles: it aborts the process when it can't."""
-    folder = cache_folder() / "pocl"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-
-
 def _devices(cl: Any, platform: Any) -> list[Any]:
     try:
         return platform.get_devices()
     except cl.Error:  # a driver without a device
         return []
-
-
-def cpu_flags() -> frozenset[str]:
-    """The processor's feature flags as the system names them; empty where it doesn't tell."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
-
-
-def usable_cores() -> int:
-    """Cores this process may use: affinity and the control group's quota, at least 1."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return max(1, min(cores, int(quota) // int(period))) if quota != "max" else cores

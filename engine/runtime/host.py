@@ -1,0 +1,86 @@
+"""What pocl and code generation need to know of, or do to, the machine that this process is on."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from engine.runtime import DeviceError
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept: ZOO_CACHE, or the user's cache folder."""
+    if chosen := os.environ.get("ZOO_CACHE"):
+        return Path(chosen) / "kernels"
+    if sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home())
+    else:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "menagerie" / "kernels"
+
+
+def provide_linker() -> None:
+    """pocl links kernels with `ld` and aborts the process where there is none on PATH.
+
+    The package ziglang brings one, as `zig ld.lld`; a wrapper of that name is put on PATH.
+    """
+    if shutil.which("ld"):
+        return
+    found = importlib.util.find_spec("ziglang")
+    if found is None or not found.submodule_search_locations:
+        raise DeviceError(
+            "pocl needs the linker `ld` on PATH: install binutils, or pip install "
+            "'menagerie[linker]', or use --device reference"
+        )
+    zig = Path(found.submodule_search_locations[0]) / "zig"
+    folder = Path(tempfile.mkdtemp(prefix="menagerie-ld-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    wrapper = folder / "ld"
+    wrapper.write_text(f'#!/bin/sh\nexec {shlex.quote(str(zig))} ld.lld "$@"\n')
+    wrapper.chmod(0o755)
+    os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+def scratch_folder() -> Path:
+    """Where pocl may write while it compiles: it aborts the process when it can't."""
+    folder = cache_folder() / "pocl"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+
+def cpu_flags() -> frozenset[str]:
+    """The processor's feature flags as the system names them; empty where it doesn't tell."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def usable_cores() -> int:
+    """Cores this process may use: affinity and the control group's quota, at least 1."""
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return max(1, min(cores, int(quota) // int(period))) if quota != "max" else cores

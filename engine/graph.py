@@ -143,7 +143,8 @@ _nodes: weakref.WeakValueDictionary[tuple, Node] = weakref.WeakValueDictionary()
 def make(op: Op, src: tuple[Node, ...], arg: Any, dtype: DType, shape: tuple[Int, ...]) -> Node:
     """The one node with these parts. Everything else in this file ends here."""
     # repr tells 0.0 from -0.0 and 1 from True, and makes a NaN equal to itself
-    key = (op, src, repr(arg) if op is Op.CONST else arg, dtype, shape)
+    plain_number = op is Op.CONST and not isinstance(arg, Expr)
+    key = (op, src, repr(arg) if plain_number else arg, dtype, shape)
     found = _nodes.get(key)
     if found is None:
         found = Node()

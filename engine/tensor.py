@@ -510,13 +510,15 @@ class Tensor:
             a, b = broadcast(a, b)
         else:
             b, a = broadcast(b, a)
+        if condition.device != a.device:
+            condition, a = _one_device(condition, a)
         shape = broadcast_shape(condition.shape, a.shape)
         node = g.where(
             condition.cast(dt.bool_).expand(*shape).node,
             a.expand(*shape).node,
             b.expand(*shape).node,
         )
-        return condition._new(node)
+        return a._new(node)
 
     # --- reductions --------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from engine.runtime.host import (
     scratch_folder,
     usable_cores,
 )
+from engine.runtime.probe import accepted
 from engine.symbolic import Expr, evaluate
 
 if TYPE_CHECKING:
@@ -39,50 +40,25 @@ class OpenCLDevice:
     """An OpenCL device and its one in-order queue. Handles are Memory."""
 
     def __init__(self, which: str = "") -> None:
-        self.cl = _import()
-        self.device = self._pick(which)
+        self.cl = import_pyopencl()
+        self.device = pick(self.cl, which)
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
-        is_cpu = bool(self.device.type & self.cl.device_type.CPU)
-        flags = cpu_flags() if is_cpu else frozenset()
+        d = self.device
+        self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
+        is_cpu = bool(d.type & self.cl.device_type.CPU)
+        flags = accepted(which, self.identity, cpu_flags()) if is_cpu else frozenset()
         lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
         self.target = Target(
             dialect="opencl-cpu" if is_cpu else "opencl-gpu",
             is_cpu=is_cpu,
             lanes=lanes if is_cpu else 1,
-            cores=min(self.device.max_compute_units, usable_cores()) if is_cpu else 1,
+            cores=min(d.max_compute_units, usable_cores()) if is_cpu else 1,
             features=flags,
         )
         self.built: dict[Rendered, Built] = {}
         self.running: dict[int, Any] = {}  # launched, maybe not done: their memory must stay
-        self.identity = (
-            f"{self.device.platform.version} {self.device.name} {self.device.driver_version}"
-        )
-
-    def _pick(self, which: str) -> Any:
-        """The device numbered `which`, else the first GPU, else the first CPU."""
-        try:
-            platforms = self.cl.get_platforms()
-        except self.cl.Error:
-            platforms = []
-        devices = [d for p in platforms for d in _devices(self.cl, p)]
-        if not devices:
-            raise DeviceError(
-                "no OpenCL device: install a driver (pip install 'pyopencl[pocl]' on Linux x86-64, "
-                "elsewhere the GPU's own or your system's pocl), or use --device reference"
-            )
-        if which:
-            if not which.isdigit() or int(which) >= len(devices):
-                names = ", ".join(f"opencl:{i} ({d.name})" for i, d in enumerate(devices))
-                raise DeviceError(f"no device opencl:{which}; there are {names}")
-            chosen = devices[int(which)]
-        else:
-            gpus = [d for d in devices if d.type & self.cl.device_type.GPU]
-            chosen = (gpus or devices)[0]
-        if "Portable Computing Language" in chosen.platform.name:
-            provide_linker()
-        return chosen
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -289,7 +265,32 @@ class Launches:
             program.save()
 
 
-def _import() -> Any:
+def pick(cl: Any, which: str) -> Any:
+    """The device numbered `which`, else the first GPU, else the first CPU."""
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:
+        platforms = []
+    devices = [d for p in platforms for d in _devices(cl, p)]
+    if not devices:
+        raise DeviceError(
+            "no OpenCL device: install a driver (pip install 'pyopencl[pocl]' on Linux x86-64, "
+            "elsewhere the GPU's own or your system's pocl), or use --device reference"
+        )
+    if which:
+        if not which.isdigit() or int(which) >= len(devices):
+            names = ", ".join(f"opencl:{i} ({d.name})" for i, d in enumerate(devices))
+            raise DeviceError(f"no device opencl:{which}; there are {names}")
+        chosen = devices[int(which)]
+    else:
+        gpus = [d for d in devices if d.type & cl.device_type.GPU]
+        chosen = (gpus or devices)[0]
+    if "Portable Computing Language" in chosen.platform.name:
+        provide_linker()
+    return chosen
+
+
+def import_pyopencl() -> Any:
     os.environ.setdefault("PYOPENCL_NO_CACHE", "1")  # ours keeps what matters
     os.environ.setdefault("POCL_KERNEL_CACHE", "0")
     os.environ.setdefault("POCL_CACHE_DIR", str(scratch_folder()))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from engine import DeviceError, Tensor, get_device
+from engine import dtype as dt
 from engine.graph import Storage
 from engine.ir import Target
 from engine.lower import Plan, lower, plain
@@ -17,6 +18,7 @@ from engine.recipes import choose
 from engine.render import Rendered, assemble, entry_points, render
 from engine.runtime.opencl import OpenCLDevice
 from engine.schedule import Kernel, schedule
+from engine.spell import C_TYPES
 from engine.symbolic import Expr, evaluate
 
 GUARD = 256  # bytes behind each output that nothing may touch
@@ -135,3 +137,25 @@ def _compare(
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=what)
     else:
         np.testing.assert_array_equal(a, b, what)
+
+
+def run_source(
+    device: OpenCLDevice,
+    helpers: Mapping[str, str],
+    body: str,
+    inputs: Sequence[np.ndarray],
+    out: np.ndarray,
+    groups: int,
+) -> np.ndarray:
+    """`out` after a kernel with this body: p0 is out, p1 … are the inputs, i the work-group."""
+    arrays = [out, *inputs]
+    names = [C_TYPES[dt.from_numpy(a.dtype)] for a in arrays]
+    taken = ", ".join(f"__global {kind}* p{i}" for i, kind in enumerate(names))
+    text = "\n".join(helpers.values())
+    source = f"{text}\n__kernel void run({taken}) {{ const int i = get_global_id(0); {body} }}"
+    buffers = []
+    for a in arrays:
+        buffers.append(device.allocate(a.nbytes))
+        device.write(buffers[-1], a.reshape(-1).view(np.uint8))
+    launch(device, device.build(source).program, "run", buffers, None, groups)
+    return device.read(buffers[0], out.nbytes).view(out.dtype).reshape(out.shape)

@@ -1,0 +1,170 @@
+"""The small functions that generated code calls: exact, or as exact as they say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import dtype as dt
+from engine.clib import VECTORS, helpers
+from engine.ir import Target
+from engine.spell import C_TYPES
+from tests.engine.kernels import cpu, run_source
+
+WIDTHS = pytest.mark.parametrize("n", VECTORS)
+# With the processor's own instructions, and with none: another spelling of the helpers.
+FEATURES = pytest.mark.parametrize("features", [None, frozenset()], ids=["native", "plain"])
+
+
+def pattern(name: str, n: int) -> str:
+    """A body that calls a helper on n numbers of p1 at a time."""
+    if n == 1:
+        return f"p0[i] = {name}(p1[i]);"
+    return f"vstore{n}({name}(vload{n}(i, p1)), i, p0);"
+
+
+def target(features: frozenset | None) -> Target:
+    device = cpu()
+    return device.target if features is None else replace(device.target, features=features)
+
+
+HALVES = np.arange(1 << 16).astype(np.uint16)
+
+
+@WIDTHS
+@FEATURES
+def test_every_float16_is_read_exactly(n: int, features: frozenset | None) -> None:
+    name = f"unpack_float16_float{n if n > 1 else ''}"
+    got = _apply(name, n, HALVES, np.float32, features)
+    np.testing.assert_array_equal(got, HALVES.view(np.float16).astype(np.float32))
+
+
+@WIDTHS
+def test_every_bfloat16_is_read_exactly(n: int) -> None:
+    got = _apply(f"unpack_bfloat16_float{n if n > 1 else ''}", n, HALVES, np.float32)
+    want = HALVES.astype(np.uint32) << 16
+    nan = np.isnan(want.view(np.float32))
+    np.testing.assert_array_equal(got.view(np.uint32)[~nan], want[~nan])
+    assert np.isnan(got[nan]).all()
+
+
+def _hard_floats(to: type) -> np.ndarray:
+    """Every value of a half type, the midpoints to the next, and their neighbours in float32."""
+    if to is np.float16:
+        values = HALVES.view(np.float16).astype(np.float32)
+    else:
+        values = (HALVES.astype(np.uint32) << 16).view(np.float32)
+    values = np.unique(values[np.isfinite(values)])
+    middle = ((values[1:].astype(np.float64) + values[:-1]) / 2).astype(np.float32)
+    ends = np.array([65519.99, 65520, 65536, 3.4e38, np.inf, -np.inf, 0.0, -0.0], np.float32)
+    near = np.concatenate([values, middle, ends])
+    with np.errstate(over="ignore"):
+        around = [near, np.nextafter(near, np.float32(np.inf)), np.nextafter(near, -near)]
+    out = np.concatenate(around)
+    return np.append(out, np.zeros(-len(out) % 16, np.float32))
+
+
+@WIDTHS
+def test_float32_is_rounded_to_the_nearest_float16_or_the_even_one(n: int) -> None:
+    x = _hard_floats(np.float16)
+    got = _apply(f"pack_float16_float{n if n > 1 else ''}", n, x, np.uint16)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, x.astype(np.float16).view(np.uint16))
+
+
+@WIDTHS
+def test_float32_is_rounded_to_the_nearest_bfloat16_or_the_even_one(n: int) -> None:
+    x = _hard_floats(np.uint16)
+    got = _apply(f"pack_bfloat16_float{n if n > 1 else ''}", n, x, np.uint16)
+    bits = x.view(np.uint32)
+    high, low = bits >> 16, bits & 0xFFFF
+    up = (low > 0x8000) | ((low == 0x8000) & (high & 1 == 1))
+    np.testing.assert_array_equal(got, (high + up).astype(np.uint16))
+
+
+@WIDTHS
+@pytest.mark.parametrize("half", ["float16", "bfloat16"])
+def test_a_nan_stays_one(half: str, n: int) -> None:
+    bits = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0xFF800001], np.uint32)
+    x = np.repeat(bits, 4).view(np.float32)
+    got = _apply(f"pack_{half}_float{n if n > 1 else ''}", n, x, np.uint16)
+    exponent, mantissa = (0x7C00, 0x3FF) if half == "float16" else (0x7F80, 0x7F)
+    assert (got & exponent == exponent).all()
+    assert (got & mantissa != 0).all()
+
+
+def _apply(
+    name: str, n: int, x: np.ndarray, kind: Any, features: frozenset | None = None
+) -> np.ndarray:
+    device = cpu()
+    called = {name: helpers(target(features))[name]}
+    out = np.zeros(len(x), kind)
+    return run_source(device, called, pattern(name, n), [x], out, len(x) // n)
+
+
+@pytest.mark.parametrize("kind", [d for d in dt.ALL if d.is_int], ids=str)
+def test_division_and_modulo_round_down_and_never_trap(kind: dt.DType) -> None:
+    """Also the lowest number by -1, which wraps, and anything by 0, which gives 0."""
+    info = np.iinfo(kind.numpy)
+    some = [0, 1, 2, 3, 7, 100, info.max, info.max - 1, info.max // 2, info.min, info.min + 1]
+    some += [-1, -2, -3, -7, -100, info.min // 2] if kind.kind == "i" else []
+    pairs = [(a, b) for a in some for b in some]
+    a, b = (np.array(x, kind.numpy) for x in zip(*pairs))
+    span = 1 << kind.bits
+    name = C_TYPES[kind]
+    for helper, exact in (("idiv", lambda x, y: x // y), ("mod", lambda x, y: x % y)):
+        called = {k: v for k, v in helpers(cpu().target).items() if k == f"zoo_{helper}_{name}"}
+        body = f"p0[i] = zoo_{helper}_{name}(p1[i], p2[i]);"
+        got = run_source(cpu(), called, body, [a, b], np.zeros_like(a), len(a))
+        want = [exact(x, y) if y else 0 for x, y in pairs]
+        wrapped = [(w - info.min) % span + info.min for w in want]
+        np.testing.assert_array_equal(got, np.array(wrapped, kind.numpy))
+
+
+@WIDTHS
+def test_exp2_over_the_whole_range(n: int) -> None:
+    """2e-7 relative, which is under two units in the last place; results below the smallest normal
+    number may be off by one unit of a denormal, or flushed to 0."""
+    r = np.random.default_rng(0)
+    x = np.concatenate(
+        [
+            np.linspace(-160, 130, 100_000),
+            r.uniform(-1, 1, 50_000),
+            np.arange(-160, 131) + 0.5,
+            np.arange(-160, 131),
+            [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -1e-45, 3e38, -3e38, 127.99999, 128],
+        ]
+    ).astype(np.float32)
+    x = np.append(x, np.zeros(-len(x) % 16, np.float32))
+    got = _apply(f"zoo_exp2_float{n if n > 1 else ''}", n, x, np.float32).astype(np.float64)
+    with np.errstate(over="ignore"):
+        want = np.exp2(x.astype(np.float64))
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(x))
+    huge = x >= 128
+    assert np.isposinf(got[huge]).all()
+    normal = (want >= 2.0**-126) & ~huge
+    error = np.abs(got[normal] / want[normal] - 1)
+    assert error.max() < 2e-7
+    tiny = want < 2.0**-126
+    assert (
+        np.abs(got[tiny] - want[tiny]) <= np.maximum(want[tiny] * (got[tiny] == 0), 2.0**-149)
+    ).all()
+    assert (got[x == 0] == 1).all()
+
+
+@WIDTHS
+def test_max_keeps_a_nan_on_either_side(n: int) -> None:
+    a, b = (
+        x.reshape(-1) for x in np.meshgrid([np.nan, -np.inf, -1, 0, 5, np.inf], [np.nan, 1, -9])
+    )
+    a, b = (np.resize(x, 48).astype(np.float32) for x in (a, b))
+    name = f"zoo_max_float{n if n > 1 else ''}"
+    load = (lambda p: f"{p}[i]") if n == 1 else (lambda p: f"vload{n}(i, {p})")
+    call = f"{name}({load('p1')}, {load('p2')})"
+    body = f"p0[i] = {call};" if n == 1 else f"vstore{n}({call}, i, p0);"
+    called = {name: helpers(cpu().target)[name]}
+    got = run_source(cpu(), called, body, [a, b], np.zeros(48, np.float32), 48 // n)
+    np.testing.assert_array_equal(got, np.maximum(a, b))

@@ -135,7 +135,8 @@ class _Lowering(Evaluator):
         start, size = starts[axis], self.root.shape[axis]
         count = size if self._blocks(axis) == 1 else minimum(self.plan.block[axis], size - start)
         unroll = self.plan.unroll[axis]
-        lanes, lane = (self.plan.lanes, self.lane) if axis == self.plan.vector else (1, 0)
+        wide = axis == self.plan.vector and self.plan.lanes > 1
+        lanes, lane = (self.plan.lanes, self.lane) if wide else (1, 0)
         step = unroll * lanes
         whole = self._open(count // step)
         if whole is not None:

@@ -73,7 +73,7 @@ def schedule(sinks: Sequence[Node], device: str) -> Schedule:
 
     Raises ValueError for a buffer that was overwritten after the graph had been built on it.
     """
-    sinks = _resolve(sinks)
+    sinks, origins = _resolve(sinks)
     order = toposort(sinks)
     for n in order:
         if n.op is Op.BUFFER and n.arg[1] != n.arg[0].version:
@@ -89,22 +89,31 @@ def schedule(sinks: Sequence[Node], device: str) -> Schedule:
         )
         new[n] = _store(built, plan) if n in stored else built
         if n.op is Op.ASSIGN:
-            plan.assigned[n] = new[n]
+            plan.assigned[n] = plan.assigned[origins.get(n, n)] = new[n]
     plan.results = [_view(new[s]) if s not in stored else new[s] for s in sinks]
     plan.kernels = _order(plan)
     return plan
 
 
-def _resolve(sinks: Sequence[Node]) -> Sequence[Node]:
-    """The sinks with every ASSIGN that has run replaced by the buffer it wrote."""
+def _resolve(sinks: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
+    """The sinks with every ASSIGN that has run replaced by the buffer it wrote.
+
+    Also which node each rebuilt ASSIGN stood for: when that runs, both are done.
+    """
     order = toposort(sinks, leaves=_executed.keys())
+    origins: dict[Node, Node] = {}
     if not any(n in _executed for n in order):
-        return sinks
+        return sinks, origins
     new: dict[Node, Node] = {}
     for n in order:
-        src = () if n in _executed else tuple(new[s] for s in n.src)
-        new[n] = _executed.get(n) or (make(n.op, src, n.arg, n.dtype, n.shape) if src else n)
-    return [new[s] for s in sinks]
+        if n in _executed:
+            new[n] = _executed[n]
+            continue
+        src = tuple(new[s] for s in n.src)
+        new[n] = n if src == n.src else make(n.op, src, n.arg, n.dtype, n.shape)
+        if n.op is Op.ASSIGN:
+            origins[new[n]] = n
+    return [new[s] for s in sinks], origins
 
 
 def _is_view(n: Node) -> bool:

@@ -43,15 +43,15 @@ class Expr:
         return self.text
 
     def __add__(self, other: Int) -> Int:
-        return _sum(((self, 1), (other, 1)))
+        return _sum(((self, 1), (other, 1))) if isinstance(other, (int, Expr)) else NotImplemented
 
     __radd__ = __add__
 
     def __sub__(self, other: Int) -> Int:
-        return _sum(((self, 1), (other, -1)))
+        return _sum(((self, 1), (other, -1))) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rsub__(self, other: Int) -> Int:
-        return _sum(((self, -1), (other, 1)))
+        return _sum(((self, -1), (other, 1))) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __neg__(self) -> Int:
         return _sum(((self, -1),))
@@ -59,21 +59,21 @@ class Expr:
     def __mul__(self, other: Int) -> Int:
         if isinstance(other, int):
             return _sum(((self, other),))
-        return _product(self, other)
+        return _product(self, other) if isinstance(other, Expr) else NotImplemented
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: Int) -> Int:
-        return _floordiv(self, other)
+        return _floordiv(self, other) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rfloordiv__(self, other: Int) -> Int:
-        return _floordiv(other, self)
+        return _floordiv(other, self) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __mod__(self, other: Int) -> Int:
-        return _mod(self, other)
+        return _mod(self, other) if isinstance(other, (int, Expr)) else NotImplemented
 
     def __rmod__(self, other: Int) -> Int:
-        return _mod(other, self)
+        return _mod(other, self) if isinstance(other, (int, Expr)) else NotImplemented
 
 
 def _intern(op: str, args: tuple, low: int, high: int, text: str, variables: frozenset) -> Expr:

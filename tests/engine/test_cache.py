@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -33,13 +34,20 @@ COMPUTE = """
 RIGHT = ["4096.0", "6112.0"]
 
 
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache that holds the programs of COMPUTE."""
     cpu()
-    assert output(COMPUTE, {"ZOO_CACHE": str(tmp_path)}) == [*RIGHT, "2"]
-    assert len(binaries(tmp_path)) == 2
-    return tmp_path
+    folder = tmp_path_factory.mktemp("cache")
+    assert output(COMPUTE, {"ZOO_CACHE": str(folder)}) == [*RIGHT, "2"]
+    assert len(binaries(folder)) == 2
+    return folder
+
+
+@pytest.fixture
+def filled(made: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(made, tmp_path / "cache"))
 
 
 def binaries(folder: Path) -> list[Path]:
@@ -53,9 +61,7 @@ def test_a_second_process_compiles_nothing(filled: Path) -> None:
 
 
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
-    "empty": lambda b: b"",
     "cut short": lambda b: b[: len(b) // 2],
-    "zeros at the end": lambda b: b[: len(b) // 2] + bytes(len(b) - len(b) // 2),
     "text": lambda b: b"not a program\n" * 50,
     "one bit": lambda b: b[: len(b) // 3] + bytes([b[len(b) // 3] ^ 1]) + b[len(b) // 3 + 1 :],
 }

@@ -91,8 +91,8 @@ def rng(data: st.DataObject) -> np.random.Generator:
 
 def to_bfloat16(x: np.ndarray) -> np.ndarray:
     """float32 values rounded to bfloat16's 8 bits, halves to even, by way of the mantissa."""
-    mantissa, exponent = np.frexp(np.asarray(x, np.float64))
     with np.errstate(over="ignore", invalid="ignore"):
+        mantissa, exponent = np.frexp(np.asarray(x, np.float64))
         return np.ldexp(np.rint(mantissa * 256), exponent - 8).astype(np.float32)
 
 

@@ -26,7 +26,7 @@ def buffer(data: st.DataObject, device: str, dtype: dt.DType = dt.float32) -> tu
     return Tensor(a, device=device).contiguous().realize(), a.copy()
 
 
-@property_test(reference=100, opencl=20)
+@property_test(reference=100, opencl=10)
 def test_writes_are_seen_by_later_reads(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((dt.float32, dt.float16, dt.int32, dt.uint8)))
     x, a = buffer(data, device, dtype)
@@ -58,7 +58,7 @@ def test_reads_between_writes(device: str) -> None:
     same(x, np.array([1, 1, 1, 0], np.float32))
 
 
-@property_test(reference=60, opencl=15)
+@property_test(reference=60, opencl=8)
 def test_a_value_broadcasts_and_casts_into_the_view(device: str, data: st.DataObject) -> None:
     x, a = buffer(data, device)
     key = box(data, a.shape)
@@ -96,7 +96,7 @@ def test_a_read_from_before_a_write_never_sees_it(device: str, data: st.DataObje
     same(x, a)
 
 
-@property_test(reference=60, opencl=15)
+@property_test(reference=60, opencl=8)
 def test_a_write_computed_from_its_own_buffer(device: str, data: st.DataObject) -> None:
     """The value reads other elements of the buffer than the ones it replaces."""
     x, a = buffer(data, device)

@@ -127,7 +127,7 @@ def test_bitcast_reinterprets(device: str, data: st.DataObject) -> None:
     same(tensor(a, device).bitcast(second), want)
 
 
-@property_test()
+@property_test(opencl=8)
 def test_bitcast_of_a_view(device: str, data: st.DataObject) -> None:
     """As blocks of a quantised file are read: bytes sliced out of a row, seen as a half."""
     rows, start = data.draw(st.integers(1, 5)), data.draw(st.integers(0, 3)) * 2

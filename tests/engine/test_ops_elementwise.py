@@ -93,7 +93,7 @@ def test_comparisons(device: str, data: st.DataObject) -> None:
     same(op(tensor(a, device, dtype), tensor(b, device, dtype)), op(a, b))
 
 
-@property_test()
+@property_test(opencl=10)
 def test_integer_division_and_modulo_floor(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(INTS))
     draw = data.draw(st.sampled_from([small, wide]))
@@ -107,7 +107,7 @@ def test_integer_division_and_modulo_floor(device: str, data: st.DataObject) -> 
     same(x % y, a % b)
 
 
-@property_test(opencl=25)
+@property_test(opencl=16)
 def test_division_and_modulo_by_a_constant_floor(device: str, data: st.DataObject) -> None:
     """A constant divisor may become shifts or multiplications: those must floor as well."""
     dtype = data.draw(st.sampled_from(INTS))
@@ -133,7 +133,7 @@ def test_true_division(device: str, data: st.DataObject) -> None:
     same(got, want, out, rtol=4 * EPSILON[out])
 
 
-@property_test()
+@property_test(opencl=10)
 def test_bitwise(device: str, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from([operator.and_, operator.or_, operator.xor]))
     dtype = data.draw(st.sampled_from((*INTS, dt.bool_)))
@@ -143,7 +143,7 @@ def test_bitwise(device: str, data: st.DataObject) -> None:
     same(~tensor(a, device), ~a)
 
 
-@property_test()
+@property_test(opencl=10)
 def test_shifts_keep_the_sign_and_the_type(device: str, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from([operator.lshift, operator.rshift]))
     dtype = data.draw(st.sampled_from(INTS))
@@ -156,7 +156,7 @@ def test_shifts_keep_the_sign_and_the_type(device: str, data: st.DataObject) -> 
     same(op(tensor(a, device), n), op(a, np.array(n, a.dtype)))
 
 
-@property_test()
+@property_test(opencl=9)
 def test_minimum_maximum_clip_abs_negate(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(FLOATS + INTS))
     draw = data.draw(st.sampled_from([small, wide]))
@@ -170,7 +170,7 @@ def test_minimum_maximum_clip_abs_negate(device: str, data: st.DataObject) -> No
         same(-x, -a, dtype)
 
 
-@property_test()
+@property_test(opencl=9)
 def test_where_broadcasts_three_ways(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from(FLOATS + INTS))
     r = rng(data)
@@ -262,7 +262,7 @@ def test_powers(device: str, data: st.DataObject) -> None:
     same(tensor(a, device) ** exponent, a.astype(np.float64) ** exponent, dt.float32, rtol=3e-6)
 
 
-@property_test()
+@property_test(opencl=5)
 def test_python_numbers_on_either_side(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((dt.float32, dt.float16, dt.int32, dt.int8, dt.uint8)))
     number = data.draw(st.integers(1, 7))

@@ -29,7 +29,7 @@ def rows(data: st.DataObject) -> np.ndarray:
     return rng(data).standard_normal(shape).astype(np.float32)
 
 
-@property_test(opencl=12)
+@property_test(opencl=7)
 def test_linear(device: str, data: st.DataObject) -> None:
     r = rng(data)
     n, k = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
@@ -80,7 +80,7 @@ def test_softmax_of_large_and_masked_scores(device: str) -> None:
     same(F.softmax(tensor(x, device)), want, rtol=1e-6)
 
 
-@property_test(opencl=10)
+@property_test(opencl=5)
 def test_activations(device: str, data: st.DataObject) -> None:
     a = rows(data) * 4
     x, x64 = tensor(a, device), a.astype(np.float64)
@@ -117,7 +117,7 @@ def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, mask: np.ndarray | None)
     return e / e.sum(-1, keepdims=True) @ v
 
 
-@property_test(opencl=10)
+@property_test(opencl=5)
 def test_attention_with_grouped_heads(device: str, data: st.DataObject) -> None:
     groups, per_group = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 3))
     t, past = data.draw(st.integers(1, 9)), data.draw(st.integers(0, 9))

@@ -17,6 +17,7 @@ from engine.symbolic import Expr, Int, Var, product, upper, variables
 
 ROW_LIMIT = 1 << 17  # longest row (elements) that one work-group reduces and then rewrites
 DEPTH_LIMIT = 96  # longest chain of nodes in a kernel; also keeps its argument list short
+INNERMOST = 1 << 10  # reductions loop inside of all outputs
 INDEX_LIMIT = 6  # at how many different indices one kernel may recompute a node
 
 
@@ -40,6 +41,7 @@ class Fusion:
         self.consumers = Counter(s for n in order for s in n.src)
         self.uses: dict[Node, dict[Node, dict[Use, None]]] = defaultdict(lambda: defaultdict(dict))
         self.sizes: dict[Expr, Int] = {}  # loop variable -> extent
+        self.order: dict[Expr, int] = {}  # loop variable -> how far inside its loop is
         self.loops: dict[Expr, frozenset[Expr]] = {}  # a gathered index -> the loops it varies with
         self.reduction_vars: set[Expr] = set()
         self.row: dict[Node, frozenset[Expr] | None] = {}  # root -> its rows; None: no row kernel
@@ -100,7 +102,7 @@ class Fusion:
         if node in self.stored or self._should_store(node):
             self.stored.add(node)
             below = node.src[1] if node.op is Op.ASSIGN else node
-            axes = tuple(self._loop(f"a{i}", n) for i, n in enumerate(below.shape))
+            axes = tuple(self._loop(f"a{i}", n, i) for i, n in enumerate(below.shape))
             self.axes[node] = axes
             whole = Use(axes, frozenset(v for a in axes for v in variables(a)))
             self.depth[node] = 0
@@ -116,13 +118,14 @@ class Fusion:
         for child in node.src:
             self.depth[child] = max(self.depth[child], self.depth[node] + 1)
 
-    def _loop(self, name: str, size: Int) -> Int:
+    def _loop(self, name: str, size: Int, position: int) -> Int:
         if size == 1:
             return 0
         if not isinstance(size, int):
             name = f"{name}_{size}"  # two symbolic sizes may have the same bounds
         var = Var(name, 0, max(upper(size) - 1, 0))
         self.sizes[var] = size
+        self.order[var] = position
         return var
 
     def _below(self, node: Node, use: Use, number: int) -> list[tuple[Node, Use]]:
@@ -133,7 +136,7 @@ class Fusion:
             if node.op is Op.GATHER:
                 made.append(Var(f"{name}{number}", 0, max(upper(size) - 1, 0)))
             else:  # the same names in each kernel, so that equal layers ask equal questions
-                made.append(self._loop(name, size))
+                made.append(self._loop(name, size, INNERMOST))
             return made[-1]
 
         below = source_indices(node, use.index, fresh)
@@ -157,12 +160,11 @@ class Fusion:
             return not self._reduces_in_place(node)
         if len(uses) > 1 and node in self.heavy:
             return True
-        ((root, indices),) = uses.items() if len(uses) == 1 else ((None, {}),)
-        if len({u.index for u in indices}) > 1 and node in self.reducing:
+        if node in self.reducing and any(len({u.index for u in us}) > 1 for us in uses.values()):
             return True
         if any(len(u) > INDEX_LIMIT for u in uses.values()):
             return True
-        return any(self._repeats(node, root, u) for root, us in uses.items() for u in us)
+        return any(self._repeats(node, u) for us in uses.values() for u in us)
 
     def _free(self, use: Use) -> frozenset[Expr]:
         """The loops that the index varies with, gathered indices resolved."""
@@ -176,11 +178,16 @@ class Fusion:
                 out.add(var)
         return frozenset(out)
 
-    def _repeats(self, node: Node, root: Node, use: Use) -> bool:
-        """Whether this use computes the same element again and again at a cost worth a buffer."""
-        times = upper(
-            product(self.sizes[v] for v in use.space - self._free(use) if v in self.sizes)
-        )
+    def _repeats(self, node: Node, use: Use) -> bool:
+        """Whether this use computes the same element again and again at a cost worth a buffer.
+
+        A loop inside of all those that the index varies with repeats nothing: there the value is
+        at hand already.
+        """
+        free = self._free(use)
+        innermost = max((self.order.get(v, 0) for v in free), default=-1)
+        around = [v for v in use.space - free if self.order.get(v, 0) < innermost]
+        times = upper(product(self.sizes[v] for v in around if v in self.sizes))
         if times <= 1:
             return False
         if not use.space.isdisjoint(self.reduction_vars):  # the operand of a contraction

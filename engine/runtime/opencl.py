@@ -72,20 +72,20 @@ class OpenCLDevice:
 
     def part(self, handle: Memory, offset: int, nbytes: int) -> Memory:
         address = None if handle.address is None else handle.address + offset
-        return Memory(handle.buffer.get_sub_region(offset, nbytes), address)
+        return Memory(handle.buffer.get_sub_region(offset, nbytes), address, handle)
 
     def wrap(self, array: np.ndarray) -> Memory:
         """A read-only buffer over the array's memory on a CPU, a copy of it elsewhere."""
         flags = self.cl.mem_flags
         how = flags.USE_HOST_PTR if self.target.is_cpu else flags.COPY_HOST_PTR
         buffer = self.cl.Buffer(self.context, flags.READ_ONLY | how, hostbuf=array)
-        return Memory(buffer, array.ctypes.data if self.target.is_cpu else None)
+        return Memory(buffer, array.ctypes.data if self.target.is_cpu else None, array)
 
     def wrap_shared(self, array: np.ndarray) -> Memory:
         """A buffer over an array that both sides write to, on a CPU."""
         flags = self.cl.mem_flags
         buffer = self.cl.Buffer(self.context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=array)
-        return Memory(buffer, array.ctypes.data)
+        return Memory(buffer, array.ctypes.data, array)
 
     def read(self, handle: Memory, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
@@ -144,10 +144,14 @@ class OpenCLDevice:
 
 @dataclass(frozen=True)
 class Memory:
-    """A buffer, and where it lies if the device's memory is ours."""
+    """A buffer, and where it lies if the device's memory is ours.
+
+    owner is what must live as long: the array under the buffer, or the memory it is a part of.
+    """
 
     buffer: Any
     address: int | None = None
+    owner: Any = None
 
 
 class Built:

@@ -80,9 +80,7 @@ def test_constants_are_the_float_that_numpy_rounds_to() -> None:
     _compare_constants(values)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a double's text can lie on the other side of a midpoint"
-)
+@pytest.mark.xfail(strict=True, reason="a double's text can lie on the other side of a midpoint")
 def test_a_constant_between_two_floats_is_the_even_one() -> None:
     _compare_constants([1 + 2.0**-24, 1 + 3 * 2.0**-24, 16777217.0])
 

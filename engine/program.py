@@ -25,6 +25,7 @@ class _Capture:
     outputs: list[Tensor]
     single: bool
     written: list[Tensor]
+    states: list[Storage]  # where each of them lies
     growth: dict[Storage, int]  # how many versions one run adds to each storage written
 
 
@@ -45,10 +46,14 @@ class Program:
     def __call__(self, *inputs: Tensor, **ints: int) -> Any:
         """Run it. TypeError for a missing or unknown int, ValueError for one out of bounds."""
         values = self._values(ints)
+        tensors.flush()
         key = tuple((t.shape, t.dtype, t.device) for t in inputs)
-        if key not in self.captures:
-            self.captures[key] = self._capture(inputs)
-        capture = self.captures[key]
+        capture = self.captures.get(key)
+        if capture is None:
+            capture = self.captures[key] = self._capture(inputs)
+        else:
+            for tensor, storage in zip(capture.written, capture.states):
+                _restore(tensor, storage)
         for storage, given in zip(capture.inputs, inputs):
             source = given.realize().node.arg[0]
             get_device(storage.device).copy(source.data, storage.data, storage.nbytes)
@@ -71,15 +76,16 @@ class Program:
             storage = Storage(t.device, t.dtype, upper(t.numel))
             storages.append(storage)
             held.append(Tensor(g.buffer(storage, t.shape), device=t.device))
-        written: list[Tensor] = []
-        tensors._recorders.append(written)
+        recorder = tensors.Recorder()
+        tensors._recorders.append(recorder)
         try:
             result = self.function(*held, **self.variables)
         finally:
-            tensors._recorders.remove(written)
+            tensors._recorders.remove(recorder)
         single = isinstance(result, Tensor)
         outputs = [result] if single else list(result)
-        written = list({id(t): t for t in written}.values())
+        states = [t for t in recorder.written if t.born < recorder.begun]
+        written = list({id(t): t for t in states}.values())
         device = (outputs or written or held)[0].device
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
@@ -88,7 +94,8 @@ class Program:
         growth = {s: v - s.version for s, v in plan.versions.items()}
         prepared = prepare(plan, repeated=True)
         outputs = [Tensor(n, device=device) for n in plan.results[: len(outputs)]]
-        return _Capture(prepared, storages, outputs, single, written, growth)
+        states = [n.arg[0] for n in plan.results[len(outputs) :]]
+        return _Capture(prepared, storages, outputs, single, written, states, growth)
 
     @staticmethod
     def _run(capture: _Capture, values: dict[Expr, int]) -> None:
@@ -96,12 +103,19 @@ class Program:
         for storage, added in capture.growth.items():
             storage.version += added
         count = len(capture.outputs)
-        for tensor, node in zip(capture.outputs, results[:count]):
-            storage = node.arg[0]
-            storage.version += storage not in capture.growth
+        own = {n.arg[0] for n in results[:count]} - capture.growth.keys()
+        for storage in own:  # what an earlier call returned is gone
+            storage.version += 1
+        for tensor, node in zip([*capture.outputs, *capture.written], results):
             tensor.node = _present(node)
-        for tensor, node in zip(capture.written, results[count:]):
-            tensor.node = _present(node)
+
+
+def _restore(tensor: Tensor, storage: Storage) -> None:
+    """Bring a state back to where the program's kernels expect it, if it was given other values."""
+    tensor.realize()
+    given = tensor.node.arg[0]
+    if given is not storage:
+        get_device(storage.device).copy(given.data, storage.data, storage.nbytes)
 
 
 def _present(node: Node) -> Node:

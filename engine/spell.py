@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine import dtype as dt
 from engine.dtype import DType
 from engine.graph import Op
@@ -312,9 +314,11 @@ class Speller:
         if dtype.is_float:
             if math.isnan(value):
                 return "NAN"
+            with np.errstate(over="ignore"):
+                value = float(np.float32(value))  # rounded once, here
             if math.isinf(value):
                 return "INFINITY" if value > 0 else "(-INFINITY)"
-            text = f"{float(value)!r}f"
+            text = f"{value!r}f"
             return text if not text.startswith("-") else f"({text})"
         if dtype is dt.bool_:
             return str(int(value))

@@ -235,9 +235,9 @@ def _floordiv(a: Int, c: Int) -> Int:
     if a.min // c == a.max // c:
         return a.min // c
     const, terms = _terms(a)
-    out = [(t, k // c) for t, k in terms if k % c == 0]
+    out = [(t, k // c) for t, k in terms if k % c == 0 or k > c]
     if out or not 0 <= const < c:
-        rest = _sum([(t, k) for t, k in terms if k % c] + [(1, const % c)])
+        rest = _sum([(t, k % c if k > c else k) for t, k in terms if k % c] + [(1, const % c)])
         return _sum([*out, (1, const // c), (_floordiv(rest, c), 1)])
     if split := _split_by_factor(terms, const, c):
         big, _, g = split

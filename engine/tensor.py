@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,27 @@ from engine.symbolic import Expr, Int, bounds, product, upper
 
 Scalar = int | float | bool | Expr
 
-_recorders: list[list[Tensor]] = []  # programs being captured note the tensors written to
+_births = count()  # tells a program which tensors were there before its capture
+_pending: dict[int, weakref.ref[Tensor]] = {}  # tensors with writes that haven't run
+
+
+@dataclass
+class Recorder:
+    """What a program's capture must know: the tensors written to, and when it began."""
+
+    written: list[Tensor] = field(default_factory=list)
+    begun: int = field(default_factory=lambda: next(_births))
+
+
+_recorders: list[Recorder] = []
+
+
+def flush() -> None:
+    """Run all writes that wait, so that a program's kernels find them done."""
+    waiting = [t for ref in _pending.values() if (t := ref()) is not None]
+    _pending.clear()
+    for t in waiting:
+        t.realize()
 
 
 class Tensor:
@@ -28,11 +51,12 @@ class Tensor:
     except that there is no float64 and a Python number takes the tensor's type.
     """
 
-    __slots__ = ("__weakref__", "device", "node")
+    __slots__ = ("__weakref__", "born", "device", "node")
     __array_priority__ = 100  # NumPy leaves `array op tensor` to us
 
     def __init__(self, data: Any, dtype: DType | None = None, device: str | None = None) -> None:
         self.device = device or default_device()
+        self.born = next(_births)
         if isinstance(data, Node):
             self.node = data
             return
@@ -269,7 +293,7 @@ class Tensor:
         return tuple(out)
 
     def __getitem__(self, key: Any) -> Tensor:
-        keys = _full_key(key, self.ndim)
+        keys = _full_key(key, self.ndim, self.device)
         indices = [k for k in keys if isinstance(k, Tensor)]
         if len(indices) > 1:
             raise TypeError("indexing takes one Tensor at most")
@@ -279,15 +303,16 @@ class Tensor:
         if gathered is not None:
             index = indices[0]
             n = out.shape[gathered]
-            wrapped = (
-                Tensor.where(index < 0, index + n, index) if index.dtype.kind == "i" else index
-            )
-            out = self._new(g.gather(out.node, wrapped.node, gathered))
+            if index.device != out.device:
+                out, index = _one_device(out, index)
+            if index.dtype.kind == "i":
+                index = Tensor.where(index < 0, index + n, index)
+            out = out._new(g.gather(out.node, index.node, gathered))
         return out
 
     def __setitem__(self, key: Any, value: Tensor | Scalar) -> None:
         """Write into a box of this tensor; whoever reads the tensor later sees it."""
-        keys = _full_key(key, self.ndim)
+        keys = _full_key(key, self.ndim, self.device)
         if any(k is None or isinstance(k, Tensor) for k in keys):
             raise TypeError("assignment takes ints and slices only")
         ranges, shape, flips, _ = _plan_index(keys, self.shape)
@@ -296,10 +321,15 @@ class Tensor:
         value = value if isinstance(value, Tensor) else Tensor(value, self.dtype, self.device)
         box = tuple(end - start for start, end in ranges)
         new = g.reshape(value.cast(self.dtype).expand(*shape).node, box)
+        for r in _recorders:  # a program's state is made once, not anew in each replay
+            if self.born < r.begun and all(t is not self for t in r.written):
+                self.realize()
         own = self.node.op in (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS) and not _is_constant(self.node)
         self.node = g.assign(self.node if own else g.copy(self.node), new, ranges)
         for recorder in _recorders:
-            recorder.append(self)
+            recorder.written.append(self)
+        if not _recorders:
+            _pending[id(self)] = weakref.ref(self)
 
     # --- elementwise -------------------------------------------------------------------------
 
@@ -324,7 +354,7 @@ class Tensor:
             a, b = a.cast(dt.uint8), b.cast(dt.uint8)
         if swap:
             a, b = b, a
-        return self._new(g.binary(op, a.node, b.node))
+        return a._new(g.binary(op, a.node, b.node))
 
     def __add__(self, other: Tensor | Scalar) -> Tensor:
         return self._binary(Op.OR if _both_bool(self, other) else Op.ADD, other)
@@ -683,10 +713,10 @@ def _axis(axis: int, rank: int) -> int:
     return axis % rank
 
 
-def _full_key(key: Any, rank: int) -> list[Any]:
+def _full_key(key: Any, rank: int, device: str) -> list[Any]:
     """An indexing key with the Ellipsis written out and slices for the axes left over."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    keys = [Tensor(k) if isinstance(k, (list, np.ndarray)) else k for k in keys]
+    keys = [Tensor(k, device=device) if isinstance(k, (list, np.ndarray)) else k for k in keys]
     used = builtins.sum(k is not None and k is not Ellipsis for k in keys)
     if used > rank:
         raise IndexError(f"{used} indices for a tensor with {rank} axes")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib.util
 import os
 import shlex
@@ -50,16 +51,37 @@ def provide_linker() -> None:
 
 
 def scratch_folder() -> Path:
-    """Where pocl may write while it compiles: it aborts the process when it can't."""
-    folder = cache_folder() / "pocl"
+    """Where pocl may write while it compiles (it aborts the process when it can't), till we end."""
+    folder = Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+def save(path: Path, data: bytes) -> None:
+    """Write a file of the cache: whole or not at all, and with its checksum in front.
+
+    Silent where the cache can't be written, which only costs the next start time.
+    """
+    name = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(data).digest() + data)
+        os.replace(name, path)
     except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="menagerie-pocl-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        if name is not None:
+            Path(name).unlink(missing_ok=True)
+
+
+def saved(path: Path) -> bytes | None:
+    """What `save` wrote there; None where there is nothing, or something damaged."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, data = content[:32], content[32:]
+    return data if hashlib.sha256(data).digest() == digest else None
 
 
 def cpu_flags() -> frozenset[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,8 @@ from engine.runtime.host import (
     cache_folder,
     cpu_flags,
     provide_linker,
+    save,
+    saved,
     scratch_folder,
     usable_cores,
 )
@@ -112,10 +113,12 @@ class OpenCLDevice:
         return Built(found or self._compile(source), path, saved=found is not None)
 
     def _cached(self, path: Path) -> Any:
+        binary = saved(path)
+        if binary is None:
+            return None
         try:
-            binary = path.read_bytes()
             return self.cl.Program(self.context, [self.device], [binary]).build(cache_dir=False)
-        except (OSError, self.cl.Error):  # none yet, or one that this driver can't read
+        except self.cl.Error:  # one that this driver can't read after all
             return None
 
     def _compile(self, source: str) -> Any:
@@ -166,19 +169,10 @@ class Built:
         self.saved = saved
 
     def save(self) -> None:
-        """Atomic; silent where the cache can't be written, which only costs the next start time."""
-        if self.saved:
-            return
-        self.saved = True
-        try:
+        if not self.saved:
+            self.saved = True
             (binary,) = self.program.binaries
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(binary)
-            os.replace(name, self.path)
-        except OSError:
-            return
+            save(self.path, binary)
 
 
 class Ints:

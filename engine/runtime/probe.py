@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable
 
 import numpy as np
 
 from engine.clib import helpers
 from engine.ir import Target
-from engine.runtime.host import cache_folder
+from engine.runtime.host import cache_folder, save, saved
 
 # feature -> (lanes, the other features its code needs)
 TRIALS = {"f16c": (1, ()), "avx512f": (16, ("f16c",))}
@@ -34,13 +32,13 @@ def accepted(which: str, identity: str, flags: Iterable[str]) -> frozenset[str]:
     key = hashlib.sha256("\0".join([identity, *wanted]).encode()).hexdigest()[:16]
     path = cache_folder() / f"features-{key}.json"
     try:
-        works = json.loads(path.read_text())
+        works = json.loads(saved(path) or b"{}")
         known = all(isinstance(works[f], bool) for f in wanted)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         known = False
     if not known:
         works = {f: _try(which, f) for f in wanted}
-        _keep(path, works)
+        save(path, json.dumps(works).encode())
     return flags - {f for f in wanted if not works[f]}
 
 
@@ -51,18 +49,6 @@ def _try(which: str, feature: str) -> bool:
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
-
-
-def _keep(path: os.PathLike[str], works: dict[str, bool]) -> None:
-    """Atomic; silent where the cache can't be written, which only costs the next start time."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=os.path.dirname(path))
-        with os.fdopen(handle, "w") as file:
-            json.dump(works, file)
-        os.replace(name, path)
-    except OSError:
-        return
 
 
 def _trial(which: str, feature: str) -> bool:

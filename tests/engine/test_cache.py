@@ -67,7 +67,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="pocl crashes on a program that was cut short")
 def test_a_damaged_program_is_compiled_again_and_replaced(filled: Path) -> None:
     """A driver may crash on what it can't read, so it must not get to see it."""
     whole = {p: p.read_bytes() for p in binaries(filled)}
@@ -121,7 +120,6 @@ def test_two_processes_may_fill_one_cache_at_once(tmp_path: Path) -> None:
     assert output(COMPUTE, {"ZOO_CACHE": str(tmp_path)}) == [*RIGHT, "0"]
 
 
-@pytest.mark.xfail(strict=True, reason="the temporary file stays when it can't be renamed")
 def test_a_program_that_cannot_be_written_leaves_nothing_half_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

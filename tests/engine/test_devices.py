@@ -161,7 +161,6 @@ def test_what_has_no_buffer_goes_with_any_device(device: str, how: str) -> None:
     out.numpy()
 
 
-@pytest.mark.xfail(strict=True, reason="the result takes the device of what has no buffer")
 @pytest.mark.parametrize("how", OTHER_FIRST)
 def test_what_has_no_buffer_goes_with_any_device_also_in_front(how: str) -> None:
     device = "opencl" if Tensor.zeros(1).device == "reference" else "reference"

@@ -76,7 +76,6 @@ def test_several_outputs(device: str) -> None:
         np.testing.assert_array_equal(folded.numpy(), x.reshape(4, 2))
 
 
-@pytest.mark.xfail(strict=True, reason="its version is raised once for each time it is returned")
 @each_device
 def test_one_output_twice(device: str) -> None:
     def network(x: Tensor) -> tuple[Tensor, Tensor]:

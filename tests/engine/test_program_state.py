@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 
 from engine import Tensor, program
 from tests.engine.oracle import each_device
@@ -40,7 +39,6 @@ def _count_up(x: Tensor, at: Any, state: Tensor) -> Tensor:
     return state.sum()
 
 
-@pytest.mark.xfail(strict=True, reason="a state that is lazy when captured is made anew each time")
 @each_device
 def test_a_state_that_was_lazy_keeps_what_is_written(device: str) -> None:
     state = Tensor.zeros(4, device=device).contiguous()
@@ -48,7 +46,6 @@ def test_a_state_that_was_lazy_keeps_what_is_written(device: str) -> None:
     assert [step(tensor([1], device), at=at).item() for at in range(4)] == [1, 2, 3, 4]
 
 
-@pytest.mark.xfail(strict=True, reason="a write pending at the capture is repeated each time")
 @each_device
 def test_a_write_from_before_the_first_call_happens_once(device: str) -> None:
     state = cache(device, 4)
@@ -57,7 +54,6 @@ def test_a_write_from_before_the_first_call_happens_once(device: str) -> None:
     assert [step(tensor([0], device), at=at).item() for at in range(4)] == [15, 10, 5, 0]
 
 
-@pytest.mark.xfail(strict=True, reason="a write pending between two calls is lost")
 @each_device
 def test_a_write_between_two_calls_is_seen(device: str) -> None:
     state = cache(device, 4)

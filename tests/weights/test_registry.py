@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.runtime.host import user_cache
 from weights import WeightError, registry, resolve
 
 
@@ -51,15 +52,15 @@ def test_what_is_spelled_like_a_path_is_never_fetched(path, tmp_path, monkeypatc
 def test_cache_folder_follows_zoo_cache_then_the_system(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("ZOO_CACHE", "~/models")
-    assert registry.cache_dir() == tmp_path / "models"
+    assert user_cache() == tmp_path / "models"
     monkeypatch.delenv("ZOO_CACHE")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    assert registry.cache_dir() == tmp_path / "x" / "menagerie"
+    assert user_cache() == tmp_path / "x" / "menagerie"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert registry.cache_dir() == tmp_path / ".cache" / "menagerie"
+    assert user_cache() == tmp_path / ".cache" / "menagerie"
     monkeypatch.setattr("sys.platform", "darwin")
-    assert registry.cache_dir() == tmp_path / "Library" / "Caches" / "menagerie"
+    assert user_cache() == tmp_path / "Library" / "Caches" / "menagerie"
     monkeypatch.setattr("sys.platform", "win32")
     monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "Local"))
-    assert registry.cache_dir() == tmp_path / "Local" / "menagerie"
+    assert user_cache() == tmp_path / "Local" / "menagerie"

@@ -131,7 +131,7 @@ def test_a_wait_that_takes_too_long_is_an_error_in_one_line() -> None:
     import numpy as np
     from engine import DeviceError, Tensor, get_device, program
     from engine.runtime import persistent
-    persistent.STUCK = 0
+    persistent.STUCK = 1 << 13  # some 20 ms, and as many turns of others
     device = get_device("opencl")
     if not device.target.is_cpu:
         print("skip")

@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     path = str(weights.resolve(arguments.model))
     threads = usable_cores()
+    if (load := machine().get("load", 0)) > 0.5 * threads:
+        say(f"the machine is busy (load {load} on {threads} cores): figures will be low and uneven")
     say(f"{OURS}: loading")
     options = {"path": path, "device": arguments.device, "dtype": arguments.dtype}
     workers = [Worker(OURS, "bench.llama_sides:Menagerie", threads, **options)]

@@ -6,6 +6,7 @@ A backend module imports on any machine; it opens its driver only when its devic
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,12 +16,30 @@ import numpy as np
 from engine.ir import Target
 from engine.symbolic import Expr, Int, evaluate
 
+
+def _level(text: str) -> int:
+    """DEBUG's value; what is no number counts as 0, and is told."""
+    if text.isdigit():
+        return int(text)
+    if text:
+        print(f"DEBUG={text} is ignored: it is a number from 0 to 4", file=sys.stderr)
+    return 0
+
+
 # 1: time per step; 2: its float operations and bytes too; 3: the plan of each new kernel; 4: source
-DEBUG = int(os.environ.get("DEBUG", "0") or 0)
+DEBUG = _level(os.environ.get("DEBUG", ""))
 
 
 class DeviceError(RuntimeError):
     """A device that can't be used, in one line with the way out."""
+
+    exit_code = 1  # of a command that ends by it
+
+
+class UnknownDevice(DeviceError):
+    """A name that no device has: the mistake of who typed it."""
+
+    exit_code = 2
 
 
 @dataclass
@@ -107,6 +126,8 @@ def get_device(name: str | None = None) -> Device:
     if name not in _opened:
         backend, _, which = name.partition(":")
         if backend not in BACKENDS:
-            raise DeviceError(f"no device {name!r}; there are {', '.join(sorted(BACKENDS))}")
+            there = ", ".join(sorted(BACKENDS))
+            hint = " (opencl also runs on the CPU)" if name == "cpu" else ""
+            raise UnknownDevice(f"no device {name!r}; there are {there}{hint}")
         _opened[name] = BACKENDS[backend](which)
     return _opened[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 
 from engine.ir import Target
 from engine.render import Rendered, assemble, entry_points
-from engine.runtime import DEBUG, DeviceError, Step
+from engine.runtime import DEBUG, DeviceError, Step, UnknownDevice
 from engine.runtime.host import (
     cache_folder,
     cpu_flags,
@@ -46,6 +47,7 @@ class OpenCLDevice:
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
+        atexit.register(self.queue.finish)  # or kernels outlive the memory they work on
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
         is_cpu = bool(d.type & self.cl.device_type.CPU)
@@ -278,7 +280,7 @@ def pick(cl: Any, which: str) -> Any:
     if which:
         if not which.isdigit() or int(which) >= len(devices):
             names = ", ".join(f"opencl:{i} ({d.name})" for i, d in enumerate(devices))
-            raise DeviceError(f"no device opencl:{which}; there are {names}")
+            raise UnknownDevice(f"no device opencl:{which}; there are {names}")
         chosen = devices[int(which)]
     else:
         gpus = [d for d in devices if d.type & cl.device_type.GPU]

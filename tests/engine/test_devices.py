@@ -234,3 +234,21 @@ def test_a_callers_array_is_copied_by_tensor(device: str) -> None:
     x = Tensor(a, device=device)
     a[:] = 5
     assert x.tolist() == [1, 1, 1, 1]
+
+
+def test_leaving_while_kernels_run_does_not_crash() -> None:
+    """The interpreter frees memory at its end that a kernel under way still reads."""
+    code = """
+    import numpy as np
+    from engine import Tensor
+    x = Tensor(np.ones((700, 700), np.float32), device="opencl")
+    (x @ x).realize()
+    """
+    need("opencl")
+    assert [script(code).returncode for _ in range(6)] == [0] * 6
+
+
+def test_an_unknown_device_is_a_usage_error() -> None:
+    with pytest.raises(DeviceError, match="there are opencl, reference") as caught:
+        get_device("cpu")
+    assert caught.value.exit_code == 2

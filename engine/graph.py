@@ -166,6 +166,8 @@ def const(value: int | float | bool | Expr, dtype: DType, shape: tuple[Int, ...]
     """One number (or symbolic int) in every element of `shape`."""
     if not isinstance(value, Expr):
         value = _as_python(value, dtype)
+    if any(bounds(n)[0] < 0 for n in shape):
+        raise ShapeError(f"{_show(shape)} has a negative size")
     node = make(Op.CONST, (), value, dtype, ())
     return expand(reshape(node, (1,) * len(shape)), shape) if shape else node
 
@@ -182,6 +184,9 @@ def _as_python(value: Any, dtype: DType) -> int | float | bool:
 
 def iota(n: Int) -> Node:
     """0 … n-1 as int32, shape (n,)."""
+    low, high = bounds(n)
+    if low < 0 or high > 1 << 31:
+        raise ShapeError(f"arange: {n} isn't between 0 and 2**31")
     return make(Op.IOTA, (), None, dt.int32, (n,))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from engine import graph as g
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, make
 from engine.realize import Prepared, prepare
-from engine.runtime import get_device
+from engine.runtime import LOCK, get_device
 from engine.schedule import schedule
 from engine.symbolic import Expr, Var, upper
 from engine.tensor import Tensor
@@ -22,7 +23,7 @@ class _Capture:
 
     prepared: Prepared
     inputs: list[Storage]
-    outputs: list[Tensor]
+    device: str
     single: bool
     written: list[Tensor]
     states: list[Storage]  # where each of them lies
@@ -40,12 +41,21 @@ class Program:
 
     def __init__(self, function: Callable[..., Any], limits: dict[str, tuple[int, int]]) -> None:
         self.function = function
+        for name, ends in limits.items():
+            if not all(-(1 << 31) <= n < 1 << 31 for n in ends):
+                raise ValueError(f"the bounds {ends} of {name} don't fit into 32 bits")
         self.variables = {name: Var(name, *ends) for name, ends in limits.items()}
         self.captures: dict[tuple, _Capture] = {}
 
     def __call__(self, *inputs: Tensor, **ints: int) -> Any:
         """Run it. TypeError for a missing or unknown int, ValueError for one out of bounds."""
+        if tensors._recorders:  # inside another program's capture: become a part of it
+            return self.function(*inputs, **ints)
         values = self._values(ints)
+        with LOCK:
+            return self._replay(inputs, values)
+
+    def _replay(self, inputs: tuple[Tensor, ...], values: dict[Expr, int]) -> Any:
         tensors.flush()
         key = tuple((t.shape, t.dtype, t.device) for t in inputs)
         capture = self.captures.get(key)
@@ -57,13 +67,14 @@ class Program:
         for storage, given in zip(capture.inputs, inputs):
             source = given.realize().node.arg[0]
             get_device(storage.device).copy(source.data, storage.data, storage.nbytes)
-        self._run(capture, values)
-        return capture.outputs[0] if capture.single else tuple(capture.outputs)
+        outputs = self._run(capture, values)
+        return outputs[0] if capture.single else tuple(outputs)
 
     def _values(self, ints: dict[str, int]) -> dict[Expr, int]:
         if ints.keys() != self.variables.keys():
             raise TypeError(f"the program takes {sorted(self.variables)}, not {sorted(ints)}")
         for name, value in ints.items():
+            index(value)  # TypeError for what is no whole number
             var = self.variables[name]
             if not var.min <= value <= var.max:
                 raise ValueError(f"{name} = {value} is outside {var.min} … {var.max}")
@@ -80,34 +91,47 @@ class Program:
         tensors._recorders.append(recorder)
         try:
             result = self.function(*held, **self.variables)
+            return self._prepared(held, storages, result, recorder)
+        except BaseException:
+            recorder.undo()
+            raise
         finally:
             tensors._recorders.remove(recorder)
+
+    @staticmethod
+    def _prepared(
+        held: list[Tensor], storages: list[Storage], result: Any, recorder: tensors.Recorder
+    ) -> _Capture:
         single = isinstance(result, Tensor)
-        outputs = [result] if single else list(result)
+        outputs = [result] if single else list(result) if isinstance(result, (tuple, list)) else []
+        if not all(isinstance(t, Tensor) for t in outputs) or (result is not None and not outputs):
+            raise TypeError(f"a program's function returns tensors, not {type(result).__name__}")
         states = [t for t in recorder.written if t.born < recorder.begun]
         written = list({id(t): t for t in states}.values())
-        device = (outputs or written or held)[0].device
+        if not outputs and not written:
+            raise TypeError("a program's function returns no tensor and writes to none")
+        device = (outputs or written)[0].device
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
         own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
         plan = schedule([*own, *(t.node for t in written)], device)
         growth = {s: v - s.version for s, v in plan.versions.items()}
         prepared = prepare(plan, repeated=True)
-        outputs = [Tensor(n, device=device) for n in plan.results[: len(outputs)]]
-        states = [n.arg[0] for n in plan.results[len(outputs) :]]
-        return _Capture(prepared, storages, outputs, single, written, states, growth)
+        places = [n.arg[0] for n in plan.results[len(outputs) :]]
+        return _Capture(prepared, storages, device, single, written, places, growth)
 
     @staticmethod
-    def _run(capture: _Capture, values: dict[Expr, int]) -> None:
+    def _run(capture: _Capture, values: dict[Expr, int]) -> list[Tensor]:
         results = capture.prepared.run(values)
         for storage, added in capture.growth.items():
             storage.version += added
-        count = len(capture.outputs)
+        count = len(results) - len(capture.written)
         own = {n.arg[0] for n in results[:count]} - capture.growth.keys()
         for storage in own:  # what an earlier call returned is gone
             storage.version += 1
-        for tensor, node in zip([*capture.outputs, *capture.written], results):
+        for tensor, node in zip(capture.written, results[count:]):
             tensor.node = _present(node)
+        return [Tensor(_present(n), device=capture.device) for n in results[:count]]
 
 
 def _restore(tensor: Tensor, storage: Storage) -> None:

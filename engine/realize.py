@@ -16,7 +16,7 @@ from engine.lower import lower
 from engine.memory import plan_memory
 from engine.recipes import choose
 from engine.render import render
-from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
+from engine.runtime import DEBUG, LOCK, Device, DeviceError, Replay, Step, get_device
 from engine.schedule import Kernel, Schedule, cost, schedule
 from engine.symbolic import Expr
 from engine.symbolic import variables as free
@@ -45,9 +45,10 @@ class Prepared:
 
 def realize(nodes: Sequence[Node], device_name: str) -> list[Node]:
     """Compute nodes now and return a BUFFER node for each."""
-    plan = schedule(nodes, device_name)
-    results = prepare(plan, repeated=False).run({})
-    plan.commit()
+    with LOCK:
+        plan = schedule(nodes, device_name)
+        results = prepare(plan, repeated=False).run({})
+        plan.commit()
     return results
 
 

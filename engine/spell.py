@@ -15,7 +15,7 @@ from engine import dtype as dt
 from engine.dtype import DType
 from engine.graph import Op
 from engine.ir import Accumulator, Address, Kind, Value
-from engine.symbolic import Expr, Int, linear_in, substitute
+from engine.symbolic import Expr, Int, bounds, linear_in, substitute
 
 LANE_NAMES = "0123456789abcdef"
 HALVES = (dt.float16, dt.bfloat16)
@@ -373,6 +373,9 @@ def _print(e: Int, long: bool) -> str:
     if e.op == "mul":
         return "(" + "*".join(_print(f, long) for f in e.args) + ")"
     a, b = (_print(x, long) for x in e.args)
+    if e.op in ("div", "mod") and bounds(e.args[0])[0] < 0:  # C rounds towards zero
+        rest = f"(({a} % {b} + {b}) % {b})"
+        return rest if e.op == "mod" else f"(({a} - {rest}) / {b})"
     sign = {"div": "/", "mod": "%", "lt": "<"}.get(e.op)
     if sign:
         return f"({a} {sign} {b})"

@@ -5,8 +5,7 @@ operator returns its canonical form: sums of products, with division and modulo 
 bounds and common factors. That is what lets a chain of reshapes and slices collapse into one
 address that the code generator can see is contiguous.
 
-Division and modulo are Python's (floor). Generated C truncates instead; the two differ only for
-negative values, which an index takes only where a guard has already ruled it out.
+Division and modulo are Python's (floor).
 """
 
 from __future__ import annotations

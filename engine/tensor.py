@@ -6,7 +6,7 @@ import builtins
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count as numbered
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,14 @@ from engine import graph as g
 from engine.dtype import DType
 from engine.graph import Node, Op, ShapeError, Storage
 from engine.realize import realize
-from engine.runtime import default_device, get_device
+from engine.runtime import LOCK, default_device, get_device
 from engine.symbolic import Expr, Int, bounds, product, upper
 
 Scalar = int | float | bool | Expr
 
-_births = count()  # tells a program which tensors were there before its capture
+LONG_SUM, PART_SUM = 1 << 16, 1 << 12  # elements: from where on a sum is made in parts, and of what
+
+_births = numbered()  # tells a program which tensors were there before its capture
 _pending: dict[int, weakref.ref[Tensor]] = {}  # tensors with writes that haven't run
 
 
@@ -30,7 +32,13 @@ class Recorder:
     """What a program's capture must know: the tensors written to, and when it began."""
 
     written: list[Tensor] = field(default_factory=list)
+    before: list[tuple[Tensor, Node]] = field(default_factory=list)  # what each was at first
     begun: int = field(default_factory=lambda: next(_births))
+
+    def undo(self) -> None:
+        """The capture failed: tensors are what they were."""
+        for tensor, node in self.before:
+            tensor.node = node
 
 
 _recorders: list[Recorder] = []
@@ -67,7 +75,8 @@ class Tensor:
         if array.dtype.kind == "f" and not isinstance(data, (np.ndarray, np.generic)):
             array = array.astype(np.float32)
         if array.dtype == np.int64 and not isinstance(data, (np.ndarray, np.generic)):
-            array = array.astype(np.int32)
+            if not array.size or (abs(array) < 1 << 31).all():
+                array = array.astype(np.int32)
         self.node = _load(array, self.device, constant=False)
         if dtype is not None:
             self.node = g.cast(self.node, dtype)
@@ -154,15 +163,17 @@ class Tensor:
     def numpy(self) -> np.ndarray:
         """The values as a NumPy array of the same shape; bfloat16 comes as float32."""
         self.realize()
-        storage, version = self.node.arg
-        if version != storage.version:
-            raise ValueError(
-                "a tensor is read after its buffer was overwritten; realize() it before the write"
-            )
         count = product(self.shape)
         if isinstance(count, Expr):
             raise ValueError(f"a tensor of symbolic shape {list(self.shape)} can't be read whole")
-        raw = get_device(self.device).read(storage.data, count * self.dtype.itemsize)
+        with LOCK:
+            storage, version = self.node.arg
+            if version != storage.version:
+                raise ValueError(
+                    "a tensor is read after its buffer was overwritten; "
+                    "realize() it before the write"
+                )
+            raw = get_device(self.device).read(storage.data, count * self.dtype.itemsize)
         array = raw.view(self.dtype.numpy).reshape(self.shape)
         return dt.bfloat16_to_float32(array) if self.dtype is dt.bfloat16 else array
 
@@ -191,6 +202,8 @@ class Tensor:
 
     def reshape(self, *shape: Int) -> Tensor:
         sizes = _sizes(shape)
+        if any(isinstance(n, int) and n < -1 for n in sizes):
+            raise ShapeError(f"reshape: {list(sizes)} has a negative size")
         if -1 in sizes:
             known = product(n for n in sizes if n != -1)
             if sizes.count(-1) > 1 or (isinstance(known, int) and known == 0):
@@ -255,6 +268,8 @@ class Tensor:
     @staticmethod
     def cat(*tensors: Tensor, axis: int = 0) -> Tensor:
         """Tensors one after the other along an axis."""
+        if not tensors:
+            raise ShapeError("cat: no tensors")
         axis = _axis(axis, tensors[0].ndim)
         dtype = tensors[0].dtype
         for t in tensors[1:]:
@@ -306,6 +321,7 @@ class Tensor:
             if index.device != out.device:
                 out, index = _one_device(out, index)
             if index.dtype.kind == "i":
+                index = index.cast(dt.promote(index.dtype, dt.int32))
                 index = Tensor.where(index < 0, index + n, index)
             out = out._new(g.gather(out.node, index.node, gathered))
         return out
@@ -324,6 +340,7 @@ class Tensor:
         for r in _recorders:  # a program's state is made once, not anew in each replay
             if self.born < r.begun and all(t is not self for t in r.written):
                 self.realize()
+                r.before.append((self, self.node))
         own = self.node.op in (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS) and not _is_constant(self.node)
         self.node = g.assign(self.node if own else g.copy(self.node), new, ranges)
         for recorder in _recorders:
@@ -557,12 +574,16 @@ class Tensor:
             axes = tuple(range(self.ndim))
         else:
             axes = tuple(_axis(a, self.ndim) for a in ((axis,) if isinstance(axis, int) else axis))
+        if len(set(axes)) != len(axes):
+            raise ShapeError(f"an axis is named twice in {axes}")
         inside = self.dtype
         if inside in (dt.float16, dt.bfloat16):
             inside = dt.float32  # sums of halves are exact enough only there
         elif inside is dt.bool_:
             inside = dt.uint8
-        out = self._new(g.cast(g.reduce(self.cast(inside).node, kind, axes), self.dtype))
+        x = self.cast(inside)
+        total = _sum_in_parts(x, axes) if kind == "add" and inside.is_float else x
+        out = self._new(g.cast(g.reduce(total.node, kind, axes), self.dtype))
         if not keepdim:
             out = out.reshape(*(n for i, n in enumerate(self.shape) if i not in axes))
         return out
@@ -593,6 +614,8 @@ class Tensor:
         axis = _axis(axis, self.ndim)
         n = self.shape[axis]
         best = self == self.max(axis, keepdim=True)
+        if self.dtype.is_float:
+            best = best | (self != self)  # the first NaN, as in NumPy
         shape = [1] * self.ndim
         shape[axis] = n
         backwards = (n - Tensor.arange(n, device=self.device)).reshape(*shape)  # n … 1
@@ -618,6 +641,24 @@ class Tensor:
         out = product_._reduce("add", -1, keepdim=False).cast(out_dtype)
         out = out.squeeze(-2) if row else out
         return out.squeeze(-1) if column else out
+
+
+def _sum_in_parts(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """x with a very long axis of a sum summed in parts already.
+
+    One running float32 sum of millions of numbers loses percents; sums of sums don't.
+    """
+    for a in axes:
+        n = x.shape[a]
+        if isinstance(n, int) and n > LONG_SUM:
+            amounts = [(0, 0)] * x.ndim
+            amounts[a] = (0, -n % PART_SUM)
+            padded = x.pad(amounts)
+            many = padded.shape[a] // PART_SUM
+            parts = padded.reshape(*x.shape[:a], many, PART_SUM, *x.shape[a + 1 :])
+            summed = g.reduce(parts.node, "add", (a + 1,))
+            x = x._new(g.reshape(summed, (*parts.shape[: a + 1], *x.shape[a + 1 :])))
+    return x
 
 
 def broadcast_shape(*shapes: tuple[Int, ...]) -> tuple[Int, ...]:
@@ -663,7 +704,9 @@ def _number(value: Any) -> Scalar:
 def _scalar_dtype(value: Scalar) -> DType:
     if isinstance(value, bool):
         return dt.bool_
-    return dt.float32 if isinstance(value, float) else dt.int32
+    if isinstance(value, float):
+        return dt.float32
+    return dt.int32 if -(1 << 31) <= bounds(value)[0] and bounds(value)[1] < 1 << 31 else dt.int64
 
 
 def _type_beside(dtype: DType, value: Scalar) -> DType:
@@ -761,6 +804,8 @@ def _plan_index(
 
 
 def _slice_ends(k: slice, n: Int) -> tuple[Int, Int]:
+    ends = (int(e) if isinstance(e, np.integer) else e for e in (k.start, k.stop))
+    k = slice(*ends)
     if isinstance(n, int) and all(isinstance(e, (int, type(None))) for e in (k.start, k.stop)):
         start, end, _ = k.indices(n)
         return start, builtins.max(start, end)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -101,7 +102,11 @@ def _reference(which: str) -> Device:
 
 BACKENDS: dict[str, Callable[[str], Device]] = {"opencl": _opencl, "reference": _reference}
 
+# One thread at a time captures, launches or reads: buffers and queues are shared
+LOCK = threading.RLock()
+
 _opened: dict[str, Device] = {}
+_owner = os.getpid()
 _default: str | None = None
 
 
@@ -123,6 +128,11 @@ def get_device(name: str | None = None) -> Device:
     Raises DeviceError for a name that no backend knows, or a device that can't be opened.
     """
     name = name or default_device()
+    if os.getpid() != _owner and _opened:
+        raise DeviceError(
+            "a device was opened before this process was forked and can't be used in it; "
+            "start processes with the method spawn"
+        )
     if name not in _opened:
         backend, _, which = name.partition(":")
         if backend not in BACKENDS:

@@ -125,7 +125,7 @@ class OpenCLDevice:
 
     def _compile(self, source: str) -> Any:
         try:
-            return self.cl.Program(self.context, source).build(cache_dir=False)
+            return self.cl.Program(self.context, source).build(["-w"], cache_dir=False)
         except self.cl.Error as error:
             lines = [line for line in str(error).splitlines() if "error:" in line]
             first = lines[0] if lines else str(error).splitlines()[0]
@@ -142,7 +142,7 @@ class OpenCLDevice:
     def replay(self, steps: Sequence[Step], repeated: bool) -> Launches | Persistent:
         from engine.runtime.persistent import Persistent
 
-        if repeated and self.target.is_cpu:
+        if repeated and steps and self.target.is_cpu:
             return Persistent(self, list(steps))
         return Launches(self, list(steps))
 
@@ -278,7 +278,7 @@ def pick(cl: Any, which: str) -> Any:
             "elsewhere the GPU's own or your system's pocl), or use --device reference"
         )
     if which:
-        if not which.isdigit() or int(which) >= len(devices):
+        if not (which.isascii() and which.isdigit()) or int(which) >= len(devices):
             names = ", ".join(f"opencl:{i} ({d.name})" for i, d in enumerate(devices))
             raise UnknownDevice(f"no device opencl:{which}; there are {names}")
         chosen = devices[int(which)]

@@ -9,13 +9,14 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from weights import load
 from weights.checkpoint import Checkpoint, WeightError, printable
 from weights.download import fetch, is_fetched, megabytes, resolve
-from weights.registry import MODELS
+from weights.registry import MODELS, find
 
+_PROG = "python -m weights"
 _EXAMPLES = """examples:
   python -m weights list
   python -m weights fetch smollm2
@@ -25,43 +26,92 @@ _EXAMPLES = """examples:
 _LONG = 16  # entries of an array that `inspect` still writes out
 
 
+class _Parser(argparse.ArgumentParser):
+    """argparse with errors of one line, each in the name of the command that it is about."""
+
+    def __init__(self, **options: Any) -> None:
+        options["formatter_class"] = argparse.RawDescriptionHelpFormatter
+        super().__init__(epilog=_EXAMPLES, allow_abbrev=False, **options)
+        self.set_defaults(parser=self)  # a subcommand's takes the place of the one above it
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, left = self.parse_known_args(args, namespace)
+        if left:
+            parsed.parser.error(f"unrecognized arguments: {' '.join(left)}")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        _say(f"{self.prog}: {message}; see {self.prog} --help")
+        raise SystemExit(2)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, or 1 with one line on stderr."""
+    """Run one command; returns the exit code: 0, or 1 with one line on stderr.
+
+    Wrong usage is one line and SystemExit with code 2.
+    """
     args = _parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):  # a file's own text may not fit the terminal's encoding
         stream.reconfigure(errors="backslashreplace")
+    name = f"{_PROG} {args.command}"
     try:
         args.run(args)
         sys.stdout.flush()
     except WeightError as error:
-        print(f"error: {error}", file=sys.stderr)
+        _say(f"{name}: {error}")
         return 1
     except KeyboardInterrupt:
-        print("interrupted; run the same command again to go on", file=sys.stderr)
+        _say(f"{name}: interrupted; run the same command again to go on")
         return 130
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk behind stdout
+        where = f"{error.filename}: " if error.filename else ""
+        _say(f"{name}: {where}{error.strerror or error}")
+        return 1
     return 0
 
 
+def _say(message: str) -> None:
+    print(" ".join(message.split()), file=sys.stderr)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m weights",
-        description="List, fetch and inspect model checkpoints.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    top = _Parser(prog=_PROG, description="List, fetch and inspect model checkpoints.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _command(commands, "list", "show the models known by name", _list)
+    command = _command(
+        commands, "fetch", "download a model into the cache, and print its path", _fetch
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("list", help="the models known by name")
-    command.set_defaults(run=_list)
-    command = commands.add_parser("fetch", help="download a model into the cache; prints its path")
-    command.add_argument("name", metavar="NAME", help="a name or alias from `list`")
-    command.set_defaults(run=lambda args: print(fetch(args.name)))
-    command = commands.add_parser("inspect", help="what a checkpoint holds")
-    command.add_argument("path", metavar="PATH", help="a file, a folder or a name from `list`")
+    command.add_argument("name", type=_text, metavar="NAME", help="a name or alias from `list`")
+    command = _command(commands, "inspect", "show what a checkpoint holds", _inspect)
+    command.add_argument(
+        "path", type=_text, metavar="PATH", help="a file, a folder or a name from `list`"
+    )
     command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
-    command.set_defaults(run=_inspect)
-    return parser
+    return top
+
+
+def _command(commands, name: str, what: str, run) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, prog=f"{_PROG} {name}", help=what, description=what)
+    command.set_defaults(run=run)
+    return command
+
+
+def _text(argument: str) -> str:
+    if not argument.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return argument
+
+
+def _fetch(args: argparse.Namespace) -> None:
+    try:
+        model = find(args.name)
+    except WeightError as error:
+        # The registry's own message is for `inspect`, which takes files too.
+        problem = f"no model is called '{printable(args.name)}'"
+        raise WeightError(problem, remedy=error.remedy) from None
+    print(fetch(model))
 
 
 def _list(args: argparse.Namespace) -> None:

@@ -52,14 +52,37 @@ def test_inspect_knows_types_that_it_cannot_read(tmp_path, capsys):
 def test_wrong_file_or_name_is_one_line_and_exit_code_1(argument, capsys):
     assert main(["inspect", argument]) == 1
     out, err = capsys.readouterr()
-    assert out == "" and err.startswith("error: ") and err.count("\n") == 1 and argument in err
+    assert out == "" and err.count("\n") == 1
+    assert err.startswith("python -m weights inspect: ") and argument in err
 
 
-@pytest.mark.parametrize("argv", [[], ["fetch"], ["frobnicate"], ["list", "--no-such-flag"]])
-def test_wrong_usage_is_exit_code_2(argv, capsys):
+def test_unknown_name_to_fetch_is_no_matter_of_files(capsys):
+    assert main(["fetch", "smolm2"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and "file" not in err
+    assert err.startswith("python -m weights fetch: no model is called 'smolm2'; did you mean")
+
+
+@pytest.mark.parametrize(
+    ("argv", "command", "named"),
+    [
+        ([], "", "COMMAND"),
+        (["frobnicate"], "", "frobnicate"),
+        (["fetch"], " fetch", "NAME"),
+        (["inspect"], " inspect", "PATH"),
+        (["inspect", " "], " inspect", "empty"),
+        (["inspect", "a", "b\nc"], " inspect", "b c"),
+        (["list", "--no-such-flag"], " list", "--no-such-flag"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(argv, command, named, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
-    assert caught.value.code == 2 and capsys.readouterr().out == ""
+    out, err = capsys.readouterr()
+    prog = f"python -m weights{command}"
+    assert caught.value.code == 2 and out == "" and err.count("\n") == 1
+    assert err.startswith(f"{prog}: ") and err.endswith(f"; see {prog} --help\n")
+    assert named in err
 
 
 def test_list_names_size_and_licence(capsys):
@@ -67,11 +90,16 @@ def test_list_names_size_and_licence(capsys):
     assert "smollm2  98.4 MB  Apache-2.0" in capsys.readouterr().out
 
 
-def test_help_has_examples(capsys):
+@pytest.mark.parametrize(
+    ("argv", "description"),
+    [([], "List, fetch and inspect"), (["inspect"], "show what a checkpoint holds")],
+)
+def test_help_has_a_description_and_examples(argv, description, capsys):
     with pytest.raises(SystemExit) as caught:
-        main(["--help"])
+        main([*argv, "--help"])
+    out = capsys.readouterr().out
     assert caught.value.code == 0
-    assert "python -m weights fetch smollm2" in capsys.readouterr().out
+    assert description in out and "python -m weights fetch smollm2" in out
 
 
 def test_reader_that_stops_early_is_no_error(model):
@@ -83,3 +111,12 @@ def test_reader_that_stops_early_is_no_error(model):
     os.close(write)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr
     assert "BrokenPipe" not in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_full_disk_behind_stdout_is_one_line(model):
+    command = [sys.executable, "-m", "weights", "inspect", model]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode != 0
+    assert ended.stderr.startswith("python -m weights inspect: No space left on device\n")

@@ -71,8 +71,7 @@ def measure(
     load_s = time.perf_counter() - begun
     context = model.context
     if prompt_tokens + gen_tokens > context.size:
-        total = prompt_tokens + gen_tokens
-        raise UsageError(f"{total} tokens don't fit the context of {context.size}; see --ctx")
+        raise UsageError(_too_long(prompt_tokens, gen_tokens, model))
     random = np.random.default_rng(0 if seed is None else seed)
     prompt = random.integers(0, model.tokenizer.vocab_size, prompt_tokens).tolist()
 
@@ -95,6 +94,14 @@ def measure(
         load_s=load_s,
         peak_memory_mb=peak_memory_mb(),
     )
+
+
+def _too_long(prompt_tokens: int, gen_tokens: int, model) -> str:
+    total, most = prompt_tokens + gen_tokens, model.config.max_context
+    wanted = f"{prompt_tokens} + {gen_tokens} = {total} tokens"
+    if total > most:
+        return f"{wanted} are too many for the model, which takes at most {most}"
+    return f"{wanted} don't fit the context of {model.context.size}; --ctx {total} makes room"
 
 
 def _prefill(context, prompt: list[int]) -> float:

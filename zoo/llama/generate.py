@@ -24,7 +24,8 @@ class Stats:
     """What a generation did so far; times in seconds.
 
     `finish` is "stop" (stop token or string), "length" (max_tokens), "context" (no room left), or
-    None while it runs. `ids` are the tokens drawn, the stop token included.
+    None while it runs. `ids` are the tokens drawn, the stop token included. `ctx_can_grow`: the
+    model allows a longer context than it was loaded with.
     """
 
     prompt_tokens: int = 0
@@ -33,6 +34,7 @@ class Stats:
     decode_s: float = 0.0
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
+    ctx_can_grow: bool = False
 
     def __str__(self) -> str:
         computed, drawn = self.prompt_tokens - self.reused_tokens, len(self.ids) - 1
@@ -141,7 +143,8 @@ class Llama:
             unknown = ", ".join(sampling.keys() - SamplingOptions.__dataclass_fields__.keys())
             raise UsageError(f"unknown sampling option: {unknown}") from None
         ids = self._checked(ids)
-        stats = Stats(prompt_tokens=len(ids))
+        can_grow = self.context.size < self.config.max_context
+        stats = Stats(prompt_tokens=len(ids), ctx_can_grow=can_grow)
         sampler = Sampler(options, seed)
         tokens = self._tokens(ids, sampler, max_tokens, stats)
         return Generation(self._pieces(tokens, StopStrings(stops), stats, lstrip), stats)
@@ -202,11 +205,14 @@ class Llama:
 
 
 class PromptTooLong(UserError):
-    """A prompt that the context can't hold."""
+    """A prompt that the context, or any context of this model, can't hold."""
 
     def __init__(self, tokens: int, ctx: int, max_context: int) -> None:
-        remedy = f"; the model allows up to --ctx {max_context}" if ctx < max_context else ""
-        super().__init__(f"the prompt has {tokens} tokens, the context holds {ctx}{remedy}")
+        if tokens > max_context:
+            limit = f"too long for the model, which takes at most {max_context}"
+        else:
+            limit = f"the context holds {ctx}; the model allows up to --ctx {max_context}"
+        super().__init__(f"the prompt has {tokens} tokens, {limit}")
 
 
 class StopStrings:

@@ -41,12 +41,20 @@ def test_prompt_that_fills_the_context_exactly_gives_one_token():
 
 def test_prompt_longer_than_the_context_is_an_explicit_error():
     model = scripted(["a"], size=3)
-    with pytest.raises(PromptTooLong, match="4 tokens, the context holds 3"):
+    model.config.max_context = 10
+    with pytest.raises(PromptTooLong, match="4 tokens, the context holds 3.* --ctx 10"):
         model.generate([2, 3, 4, 5])
     with pytest.raises(PromptTooLong):
         model.chat("a prompt of more than three tokens")
     with pytest.raises(PromptTooLong):
         model.logits([2] * 4)
+
+
+def test_prompt_longer_than_the_models_limit_is_told_no_flag_that_cannot_help():
+    model = scripted(["a"], size=3)
+    model.config.max_context = 10
+    with pytest.raises(PromptTooLong, match="11 tokens, too long for the model.* at most 10$"):
+        model.generate([2] * 11)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,9 @@ import zoo.llama
 from tests.zoo.llama import reference, tiny, vocab
 from weights import WeightError
 from zoo.errors import UsageError
+from zoo.llama.benchmark import measure
 
+ROOT = Path(__file__).resolve().parents[3]
 IDS = [5, 300, 17, 5, 80, 254, 9, 100, 44, 2]
 # float32 sums of at most 40 products on logits of size 10: 1e-4 leaves a factor of ten.
 TOLERANCE = 1e-4
@@ -159,3 +164,33 @@ def test_broken_tokenizer_json_is_named(tmp_path):
     path.unlink()
     with pytest.raises(WeightError, match="no tokenizer"):
         zoo.llama.load(folder, device="reference")
+
+
+def test_only_what_can_be_no_path_is_taken_for_a_hub_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for path in ("models/absent", "org/absent.gguf", "./org/name", "/org/name", "a/b/c"):
+        with pytest.raises(WeightError) as caught:
+            zoo.llama.load(path, device="reference")
+        assert "hub name" not in str(caught.value), path
+    with pytest.raises(WeightError, match="^org/name-1.5: .*hub names are not fetched yet"):
+        zoo.llama.load("org/name-1.5", device="reference")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"), [(250, "--ctx 260"), (300, "310 tokens are too many for the model")]
+)
+def test_benchmark_longer_than_the_context_or_the_model(tmp_path, tokens, told):
+    path = str(tiny.write_gguf(tmp_path / "tiny.gguf"))
+    with pytest.raises(UsageError, match=told):
+        measure(path, tokens, 10, device="reference", ctx=100)
+
+
+def test_complete_continues_piped_text(tmp_path):
+    path = str(tiny.write_gguf(tmp_path / "tiny.gguf"))
+    command = [sys.executable, "-m", "zoo.llama", "complete", "--model", path, "--max-tokens", "4"]
+    options = {"cwd": ROOT, "capture_output": True, "timeout": 120}
+    piped = subprocess.run([*command, "--device", "reference"], input=b"12 foxes\n", **options)
+    given = subprocess.run([*command, "--device", "reference", "12 foxes"], **options)
+    assert (piped.returncode, piped.stderr) == (0, b"")  # and no note of the limit
+    assert piped.stdout == given.stdout != b""

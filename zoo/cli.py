@@ -12,16 +12,34 @@ EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 141, 130  # 128 + the number of the signal
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse with one-line errors, flags spelt with `-` or `_`, and examples kept as written."""
+    """argparse with one-line errors, flags spelt with `-` or `_`, and examples kept as written.
 
-    def __init__(self, **options) -> None:
+    `takes_text`: its argument is a text, which a user may have left without quotes.
+    """
+
+    def __init__(self, takes_text: bool = False, **options) -> None:
         options.setdefault("formatter_class", _HelpFormatter)
         options.setdefault("allow_abbrev", False)
         super().__init__(**options)
+        self.takes_text = takes_text
+        self.set_defaults(parser=self)  # a subcommand's takes the place of the one above it
 
     def error(self, message: str) -> NoReturn:
         note(f"{self.prog}: {one_line(message)}; see {self.prog} --help")
         raise SystemExit(2)
+
+    def parse_args(self, args=None, namespace=None):
+        parsed, left = self.parse_known_args(args, namespace)
+        if left:
+            parsed.parser.unrecognized(left)
+        return parsed
+
+    def unrecognized(self, left: Sequence[str]) -> NoReturn:
+        """Refuse arguments that nothing takes, in the name of this very command."""
+        hint = ""
+        if self.takes_text and not left[0].startswith("-"):
+            hint = "; a text of several words goes in quotes"
+        self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
 
     def parse_known_args(self, args=None, namespace=None):
         return super().parse_known_args(dashed(sys.argv[1:] if args is None else args), namespace)
@@ -44,8 +62,15 @@ def dashed(args: Sequence[str]) -> list[str]:
     return out
 
 
-def add_model_flags(parser: argparse.ArgumentParser, default_model: str) -> None:
-    """--model, --device, --dtype and --seed, which every model's commands take."""
+def add_model_flags(
+    parser: argparse.ArgumentParser,
+    default_model: str,
+    seed: str = "make a random result repeatable (default: a new one each time)",
+) -> None:
+    """--model, --device, --dtype and --seed, which every model's commands take.
+
+    `seed` is the help text of --seed.
+    """
     group = parser.add_argument_group("model and device")
     group.add_argument(
         "--model",
@@ -54,7 +79,9 @@ def add_model_flags(parser: argparse.ArgumentParser, default_model: str) -> None
         help="a name from `python -m weights list`, a file or a folder (default: %(default)s)",
     )
     group.add_argument(
-        "--device", help="opencl, opencl:1, reference, … (default: ZOO_DEVICE, else the best)"
+        "--device",
+        metavar="NAME",
+        help="opencl, opencl:1, reference, … (default: ZOO_DEVICE, else the best)",
     )
     group.add_argument(
         "--dtype",
@@ -62,9 +89,7 @@ def add_model_flags(parser: argparse.ArgumentParser, default_model: str) -> None
         default="auto",
         help="auto: multiply in bf16 where that is fast; f32: exact (default: auto)",
     )
-    group.add_argument(
-        "--seed", type=integer(0), help="repeat a random result (default: a new one each time)"
-    )
+    group.add_argument("--seed", type=integer(0), metavar="N", help=seed)
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:

@@ -18,9 +18,9 @@ from zoo.llama.__main__ import parser
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def command(*args: str, **options) -> subprocess.CompletedProcess:
+def command(*args: str, module: str = "zoo.llama", **options) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "zoo.llama", *args],
+        [sys.executable, "-m", module, *args],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -62,12 +62,62 @@ def one_line_error(result: subprocess.CompletedProcess) -> str:
         (["chat"], "empty"),
         (["complete"], "PROMPT"),
         (["bench", "--prompt-tokens", "0"], "--prompt-tokens"),
+        (["chat", "hi", "--model", ""], "the model name is empty"),
+        (["bench", "--model", " "], "the model name is empty"),
     ],
 )
 def test_wrong_usage_is_one_line_and_code_2(args, named):
     result = command(*args)
     assert result.returncode == 2
     assert named in one_line_error(result)
+
+
+@pytest.mark.parametrize(
+    ("args", "command_name", "quotes"),
+    [
+        (["chat", "What", "is", "this?"], "chat", True),
+        (["complete", "Once", "upon", "--stats"], "complete", True),
+        (["chat", "hi", "--no-such-flag", "3"], "chat", False),
+        (["bench", "fast"], "bench", False),
+    ],
+)
+def test_left_over_arguments_name_the_commands_own_help(args, command_name, quotes, capsys):
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(args)
+    err = capsys.readouterr().err
+    prog = f"python -m zoo.llama {command_name}"
+    assert caught.value.code == 2 and err.count("\n") == 1
+    assert err.startswith(f"{prog}: unrecognized") and err.endswith(f"; see {prog} --help\n")
+    assert ("quotes" in err) == quotes
+
+
+def test_package_alone_points_to_the_models_commands():
+    result = command(module="zoo")
+    assert result.returncode == 2
+    assert "python -m zoo.llama --help" in one_line_error(result)
+    assert command("--help", module="zoo").returncode == 0
+
+
+def test_replies_and_completions_have_a_default_limit():
+    assert parser().parse_args(["chat", "hi"]).max_tokens == 1024
+    assert parser().parse_args(["complete", "hi"]).max_tokens == 256
+
+
+@pytest.mark.parametrize(
+    ("command_name", "seed"),
+    [("chat", "a new one each time"), ("complete", "a new one each time"), ("bench", "default: 0")],
+)
+def test_help_explains_every_flag_and_its_default(command_name, seed, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")  # one line for each flag
+    with pytest.raises(SystemExit):
+        parser().parse_args([command_name, "--help"])
+    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    flags = {row[0]: row for row in rows if row and row[0].startswith("--")}
+    assert all(len(row) == 3 for row in flags.values()), flags
+    for flag in {"--max-tokens", "--ctx", "--top-k", "--prompt-tokens", "--seed"} & set(flags):
+        assert flags[flag][1] == "N"
+        assert "(default: " in flags[flag][2]
+    assert seed in flags["--seed"][2]
 
 
 @pytest.mark.parametrize("command_name", ["chat", "complete", "bench"])
@@ -81,11 +131,18 @@ def test_file_that_is_no_model_is_one_line_and_code_1(tmp_path, command_name):
         assert str(path) in one_line_error(result)
 
 
-def test_unknown_model_name_and_device_are_one_line_and_code_1():
+def test_unknown_model_name_is_one_line_and_code_1():
     result = command("chat", "hi", "--model", "no-such-model")
     assert (result.returncode, "no-such-model" in one_line_error(result)) == (1, True)
+    result = command("chat", "hi", "--model", "some-org/some-model", "--device", "reference")
+    line = one_line_error(result)
+    assert result.returncode == 1
+    assert "hub names" in line and "some-org/some-model" in line and "weights list" in line
+
+
+def test_unknown_device_is_one_line_and_code_2():
     result = command("chat", "hi", "--device", "abacus")
-    assert (result.returncode, "abacus" in one_line_error(result)) == (1, True)
+    assert (result.returncode, "abacus" in one_line_error(result)) == (2, True)
 
 
 def test_help_is_quick_and_starts_no_engine():

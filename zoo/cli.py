@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-EXIT_BROKEN_PIPE, EXIT_INTERRUPTED = 141, 130  # 128 + the number of the signal
+# 128 + the number of the signal
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 130, 141, 143
 
 
 class Parser(argparse.ArgumentParser):
@@ -150,6 +153,8 @@ def run(command: Callable[[], int | None], name: str) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a console that lacks a character shows "?"
+    with contextlib.suppress(ValueError):  # only the main thread may
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         code = command() or 0
         sys.stdout.flush()
@@ -179,6 +184,11 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))
+
+
+def _terminated(*_: object) -> NoReturn:
+    """End as after Ctrl-C, so that what is half done gets cleaned up."""
+    raise SystemExit(EXIT_TERMINATED)
 
 
 def user_errors() -> tuple[type[BaseException], ...]:

@@ -156,7 +156,9 @@ class Llama:
         begun = time.perf_counter()
         stats.reused_tokens = _common(self.context.ids, ids[:-1])
         while True:
-            token = sampler(self.context.next_logits(ids), ids)
+            logits = self.context.next_logits(ids)
+            # a padded embedding has rows that no token owns
+            token = sampler(logits[: self.tokenizer.vocab_size], ids)
             ids.append(token)
             stats.ids.append(token)
             now = time.perf_counter()

@@ -11,6 +11,9 @@ from zoo.llama import spm
 from zoo.llama.tokenizer import SpecialTokens, Tokenizer
 from zoo.llama.vocabulary import byte_level, read_json, sentencepiece, special_tokens
 
+# NFC leaves text alone that is composed already, as nearly all is
+_NORMALISERS = ("Prepend", "Replace", "NFC")
+
 
 def from_folder(folder: Path) -> Tokenizer:
     """The tokenizer of a folder; WeightError when it holds none that can be read."""
@@ -32,9 +35,12 @@ def _from_json(path: Path, data: Any, config: dict) -> Tokenizer:
     if model.get("type", "BPE") != "BPE":
         problem = "unsupported tokenizer model"
         raise WeightError(problem, file=path, expected="BPE", got=model["type"])
+    if not all(type(i) is int for i in model["vocab"].values()):
+        raise WeightError("an id in model.vocab is not a whole number", file=path)
     control, added = _added_tokens(path, data)
     tokens = _by_id(path, {**model["vocab"], **control, **added})
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges", ())]
+    merges = _merges(path, model.get("merges", []))
+    _check_normaliser(path, data)
     add_bos = _adds_bos(data, config)
     special = _special(path, tokens, control, added, config, add_bos)
     template = _template(path.parent, config)
@@ -73,6 +79,30 @@ def _from_model(path: Path, config: dict) -> Tokenizer:
     prefix = not processor.EncodeAsPieces("a")[:1] == ["a"]
     encoder, raw = sentencepiece(tokens, scores, types, processor.unk_id(), prefix, path)
     return Tokenizer(encoder, raw, special, prefix, _template(path.parent, config))
+
+
+def _merges(path: Path, rows: Any) -> list[str]:
+    """Each merge as "left right"; newer files write pairs."""
+    if not isinstance(rows, list):
+        raise WeightError("model.merges is not a list", file=path, got=type(rows).__name__)
+    out = []
+    for row in rows:
+        pair = row.split(" ") if isinstance(row, str) else row
+        texts = isinstance(pair, list) and all(isinstance(p, str) for p in pair)
+        if not texts or len(pair) != 2:
+            raise WeightError("an entry of model.merges is not a pair of texts", file=path)
+        out.append(" ".join(pair))
+    return out
+
+
+def _check_normaliser(path: Path, data: dict) -> None:
+    """Refuse what would change the text in a way that we don't: better no ids than wrong ones."""
+    for step in _steps(data.get("normalizer"), "normalizers"):
+        if step.get("type") not in _NORMALISERS:
+            expected = ", ".join(_NORMALISERS)
+            raise WeightError(
+                "unsupported normalizer", file=path, expected=expected, got=step.get("type")
+            )
 
 
 def _added_tokens(path: Path, data: dict) -> tuple[dict[str, int], dict[str, int]]:
@@ -145,7 +175,10 @@ def _steps(node: Any, children: str = "pretokenizers") -> list[dict]:
     """The steps of a pre-tokenizer, normaliser or post-processor, a Sequence spread out."""
     if not isinstance(node, dict):
         return []
-    return list(node.get(children, ())) if node.get("type") == "Sequence" else [node]
+    if node.get("type") != "Sequence":
+        return [node]
+    steps = node.get(children)
+    return [s for s in steps if isinstance(s, dict)] if isinstance(steps, list) else []
 
 
 def _pattern(path: Path, steps: list[dict]) -> str:
@@ -206,7 +239,8 @@ def _template(folder: Path, config: dict) -> str | None:
             raise WeightError(f"can't be read: {error}", file=path) from None
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
-        named = {row.get("name"): row.get("template") for row in template}
+        rows = [row for row in template if isinstance(row, dict)]
+        named = {str(row.get("name")): row.get("template") for row in rows}
         template = named.get("default")
     return template if isinstance(template, str) else None
 

@@ -32,6 +32,7 @@ PLAIN = (
 )
 PLAIN_STOP = "\nuser:"  # how the plain form's next turn would begin
 
+LONGEST = 1 << 20  # characters that a template may write beyond four times its messages
 _GUARDS = [*map(chr, range(0xFDD0, 0xFDF0))]  # Unicode's noncharacters: never in real text
 
 
@@ -69,7 +70,7 @@ class ChatTemplate:
         try:
             if self._template is None:
                 self._template = _environment().from_string(_plain_tags(self.source))
-            return self._template.render(
+            pieces = self._template.generate(
                 messages=messages,
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._text(self.tokenizer.bos_id),
@@ -77,6 +78,7 @@ class ChatTemplate:
                 tools=None,
                 documents=None,
             )
+            return _joined(pieces, most=LONGEST + 4 * sum(map(len, _strings(messages))))
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses this: {error}") from None
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -86,6 +88,17 @@ class ChatTemplate:
 
     def _text(self, token: int | None) -> str:
         return "" if token is None else self.tokenizer.decode([token])
+
+
+def _joined(pieces: Iterable[str], most: int) -> str:
+    """The rendered text; a template that writes without end is stopped."""
+    out, size = [], 0
+    for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise TemplateError(f"the chat template writes more than {most} characters")
+        out.append(piece)
+    return "".join(out)
 
 
 def _choose(tokenizer: Tokenizer) -> tuple[str, str | None, tuple[str, ...]]:

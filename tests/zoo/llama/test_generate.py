@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.zoo.llama.fake import one, scripted
@@ -17,6 +18,13 @@ def test_reply_ends_at_the_stop_token_which_is_not_given_out():
     assert "".join(reply) == "hello"
     assert reply.stats.finish == "stop"
     assert reply.stats.ids[-1] == model.tokenizer.encode(END, special=True)[0]
+
+
+def test_a_padded_vocabulary_never_gives_a_token_that_no_text_has():
+    llama = scripted(["a", "b", "<|im_end|>"])
+    foretell = llama.context.next_logits
+    llama.context.next_logits = lambda ids: np.append(foretell(ids), np.full(64, 99, np.float32))
+    assert "".join(llama.generate("x")) == "ab"
 
 
 def test_max_tokens_counts_tokens():

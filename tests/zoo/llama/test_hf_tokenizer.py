@@ -147,6 +147,14 @@ def test_sentencepiece_as_tokenizer_json_takes_the_order_of_merges(tmp_path):
         ({"added_tokens": [{"content": "x", "id": -5}]}, "token ids"),
         ({"added_tokens": [3]}, "added_tokens"),
         ({"added_tokens": 3}, "added_tokens"),
+        ({"model": {"vocab": {"a": "0"}}}, "model.vocab"),
+        ({"model": {"vocab": {"a": 0.5}}}, "model.vocab"),
+        ({"model": {"vocab": {"a": 0}, "merges": None}}, "model.merges"),
+        ({"model": {"vocab": {"a": 0}, "merges": ["a b c"]}}, "model.merges"),
+        ({"model": {"vocab": {"a": 0}, "merges": [["a", 3]]}}, "model.merges"),
+        ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
+        ({"normalizer": {"type": "Sequence", "normalizers": [None, 3]}}, None),
+        ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": None}}, "pre-tokenizer"),
     ],
 )
 def test_broken_tokenizer_json_is_one_line_naming_the_file(tmp_path, change, named):
@@ -158,6 +166,13 @@ def test_broken_tokenizer_json_is_one_line_naming_the_file(tmp_path, change, nam
         from_folder(tmp_path)
     message = str(caught.value)
     assert "tokenizer.json" in message and named in message and "\n" not in message
+
+
+def test_a_list_of_templates_may_hold_nonsense(tmp_path):
+    rows = [3, None, {"name": ["x"]}, {"name": "default", "template": "T"}]
+    config = {"chat_template": rows}
+    write(tmp_path, tokenizer=byte_level(vocab.tiny(), STEPS["smollm"]), tokenizer_config=config)
+    assert from_folder(tmp_path).chat_template == "T"
 
 
 def test_broken_sentencepiece_model_is_named(tmp_path):

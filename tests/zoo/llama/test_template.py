@@ -150,6 +150,7 @@ def test_template_that_refuses_says_why_in_one_line():
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ range(10 ** 9) | length }}",
         "{{ messages.append(1) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}endless{% endfor %}{% endfor %}",
     ],
 )
 def test_broken_or_hostile_template_is_a_clean_error(source):

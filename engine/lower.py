@@ -240,7 +240,7 @@ class _Lowering(Evaluator):
         for key in wanted:
             width = self.plan.lanes if any(self.lane in variables(i) for i in key[1]) else lanes
             vectors[key] = [self._start(key[0], width) for _ in range(copies)]
-            if lanes > 1 and not self._divides(last, lanes * self.plan.reduce_unroll):
+            if lanes > 1 and last % (lanes * self.plan.reduce_unroll) != 0:
                 sums[key] = [self._start(key[0], 1)]
         for extent in around:
             var, block = self._open(extent)  # never None: an empty reduction isn't made
@@ -250,7 +250,10 @@ class _Lowering(Evaluator):
         for block in reversed(opened):
             self._close(block)
         for key in wanted:
-            here.nodes[(*key, "sum")] = self._finish(key[0], vectors[key] + sums[key])
+            total = self._total(key[0], vectors[key])
+            if lanes > 1:  # they are partial sums; otherwise each lane is an output
+                total = self._put(Kind.FOLD, total.dtype, (total,), key[0].arg[0], lanes=1)
+            here.nodes[(*key, "sum")] = self._total(key[0], sums[key], total)
         self.path = outer
 
     def _run_last(
@@ -292,41 +295,22 @@ class _Lowering(Evaluator):
     def _known(self, key: tuple) -> bool:
         return any(key in block.nodes for block in self.path)
 
-    @staticmethod
-    def _divides(extent: Int, step: int) -> bool:
-        return extent % step == 0
-
     def _start(self, node: Node, lanes: int) -> Accumulator:
         accumulator = Accumulator(node.arg[0], node.dtype, lanes)
         self._emit(Start(accumulator))
         return accumulator
 
-    def _finish(self, node: Node, accumulators: list[Accumulator]) -> Value:
-        """All partial results of one reduction as one value."""
+    def _total(
+        self, node: Node, accumulators: list[Accumulator], total: Value | None = None
+    ) -> Value:
+        """The accumulators of one reduction, and what is there already, as one value."""
         combine = Op.ADD if node.arg[0] == "add" else Op.MAX
-        depth = len(self.path) - 1
-        total: Value | None = None
-        for a in sorted(accumulators, key=lambda a: -a.lanes):
-            part = Value(Kind.READ, node.dtype, a.lanes, (), a, depth)
+        for a in accumulators:
+            part = Value(Kind.READ, node.dtype, a.lanes, (), a, len(self.path) - 1)
             self._emit(Let(part))
-            if total is not None and total.lanes > part.lanes:
-                total = self._fold(node, total)
-            total = (
-                part if total is None else self._put(Kind.ALU, node.dtype, (total, part), combine)
-            )
-        across = self.reduce_lane if self.plan.reduce_lanes > 1 else None
-        if across is not None and total.lanes > 1 and not self._across_output(node):
-            total = self._fold(node, total)
+            both = () if total is None else (total, part)
+            total = self._put(Kind.ALU, node.dtype, both, combine) if both else part
         return total
-
-    def _across_output(self, node: Node) -> bool:
-        """Whether the lanes of this reduction are outputs, not partial sums."""
-        return any(
-            self.lane in variables(i) for n, index in self.groups[node].instances for i in index
-        )
-
-    def _fold(self, node: Node, value: Value) -> Value:
-        return self._put(Kind.FOLD, node.dtype, (value,), node.arg[0], lanes=1)
 
 
 def _stages(root: Node) -> dict[Node, int]:

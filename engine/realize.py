@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.graph import Node, Op, Storage, graph_variables, make, toposort
+from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, toposort
 from engine.lower import lower
 from engine.memory import plan_memory
 from engine.recipes import choose
@@ -57,7 +57,10 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
     device = get_device(plan.device)
     kept = {n.arg[0] for n in plan.results}
     arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
-    slotted = [canonical(k) for k in plan.kernels]
+    kernels = plan.kernels
+    if not repeated and device.fresh_is_zero:  # an empty cache then takes no memory till it fills
+        kernels = [k for k in kernels if not _writes_zeros(k, kept)]
+    slotted = [canonical(k) for k in kernels]
     steps = [
         replace(
             _step(kernel, device, plan.device),
@@ -68,6 +71,16 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
     ]
     variables = frozenset().union(*(s.variables for s in steps), *(free(s.groups) for s in steps))
     return Prepared(plan, device.replay(steps, repeated), variables, arena)
+
+
+def _writes_zeros(kernel: Kernel, own: set[Storage]) -> bool:
+    """Whether it fills a buffer that was allocated for it alone, whole, with a plain 0."""
+    if kernel.box is not None or kernel.target.arg[0] not in own:
+        return False
+    return all(
+        n.op in MOVEMENT or (n.op is Op.CONST and repr(n.arg) in ("0", "0.0", "False"))
+        for n in toposort([kernel.root])
+    )
 
 
 def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> list[Any]:

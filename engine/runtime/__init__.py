@@ -78,6 +78,7 @@ class Device(Protocol):
 
     name: str
     target: Target | None  # None: the backend evaluates kernels itself, without generated code
+    fresh_is_zero: bool  # memory from `allocate` holds zeros
 
     def allocate(self, nbytes: int) -> Any: ...
     def part(self, handle: Any, offset: int, nbytes: int) -> Any: ...

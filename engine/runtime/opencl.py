@@ -60,6 +60,7 @@ class OpenCLDevice:
             cores=min(d.max_compute_units, usable_cores()) if is_cpu else 1,
             features=flags,
         )
+        self.fresh_is_zero = is_cpu
         self.built: dict[Rendered, Built] = {}
         self.running: dict[int, Any] = {}  # launched, maybe not done: their memory must stay
 

@@ -46,6 +46,7 @@ class ReferenceDevice:
 
     name = "reference"
     target = None
+    fresh_is_zero = True
 
     def allocate(self, nbytes: int) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)

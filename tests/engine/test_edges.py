@@ -159,3 +159,18 @@ def test_shapes_that_make_no_sense_are_refused_at_once() -> None:
         with pytest.raises(ShapeError):
             bad()
     assert Tensor.arange(5)[np.int64(1) : np.int64(3)].tolist() == [1, 2]
+
+
+@each_device
+def test_zeros_are_zero_also_where_memory_was_used_before(device: str) -> None:
+    """Filling fresh memory with zeros is left out where it comes so; writing zeros never is."""
+    for _ in range(20):
+        Tensor(np.full(5000, 7, np.float32), device=device).contiguous().realize()
+        zeros = Tensor.zeros(5000, device=device).contiguous().realize()
+        assert not zeros.numpy().any()
+    ones = Tensor(np.ones(6, np.float32), device=device).contiguous().realize()
+    ones[1:3] = 0
+    assert ones.tolist() == [1, 0, 0, 1, 1, 1]
+    assert (Tensor.zeros(3, device=device).contiguous() + 1).tolist() == [1, 1, 1]
+    run = program(lambda x: Tensor.zeros(3, device=device).contiguous() * x)
+    assert run(Tensor([2.0], device=device)).tolist() == [0, 0, 0]

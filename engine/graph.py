@@ -10,7 +10,7 @@ to nearest even by CAST and by the store into a buffer, on every backend.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum, auto
 from itertools import count
 from typing import Any
@@ -323,6 +323,12 @@ _copies = count()
 def copy(x: Node) -> Node:
     """The same values in a buffer that no other node has, so that it may be written to."""
     return make(Op.CONTIGUOUS, (x,), next(_copies), x.dtype, x.shape)
+
+
+def rebuild(node: Node, new: Mapping[Node, Node]) -> Node:
+    """The node over the sources that `new` gives in place of its own."""
+    src = tuple(new[s] for s in node.src)
+    return node if src == node.src else make(node.op, src, node.arg, node.dtype, node.shape)
 
 
 def toposort(sinks: Iterable[Node], leaves: frozenset[Node] | set[Node] = frozenset()) -> list:

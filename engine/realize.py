@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, toposort
+from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, rebuild, toposort
 from engine.lower import lower
 from engine.memory import plan_memory
 from engine.recipes import choose
@@ -31,7 +31,6 @@ class Prepared:
     plan: Schedule
     replay: Replay
     variables: frozenset[Expr]
-    memory: list[Any]  # keeps the arena alive
 
     def run(self, values: Mapping[Expr, int]) -> list[Node]:
         """Run it all; return the sinks' BUFFER nodes. Every variable needs a value."""
@@ -56,7 +55,7 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
     """Allocate and compile everything a schedule needs; `repeated` if it will run often."""
     device = get_device(plan.device)
     kept = {n.arg[0] for n in plan.results}
-    arena = _place(plan, device, {s for s in plan.temporaries if s not in kept})
+    _place(plan, device, {s for s in plan.temporaries if s not in kept})
     kernels = plan.kernels
     if not repeated and device.fresh_is_zero:  # an empty cache then takes no memory till it fills
         kernels = [k for k in kernels if not _writes_zeros(k, kept)]
@@ -70,7 +69,7 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
         for kernel, storages in slotted
     ]
     variables = frozenset().union(*(s.variables for s in steps), *(free(s.groups) for s in steps))
-    return Prepared(plan, device.replay(steps, repeated), variables, arena)
+    return Prepared(plan, device.replay(steps, repeated), variables)
 
 
 def _writes_zeros(kernel: Kernel, own: set[Storage]) -> bool:
@@ -83,7 +82,7 @@ def _writes_zeros(kernel: Kernel, own: set[Storage]) -> bool:
     )
 
 
-def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> list[Any]:
+def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> None:
     """Give every temporary its memory: the sharable ones in one arena, the others their own."""
     offsets, size = plan_memory(plan.kernels, sharable)
     arena = device.allocate(max(1, size))
@@ -92,7 +91,6 @@ def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> list[Any]:
             storage.data = device.part(arena, offsets[storage], max(1, storage.nbytes))
         else:
             storage.data = device.allocate(max(1, storage.nbytes))
-    return [arena]
 
 
 def _handle(storage: Storage, device_name: str) -> Any:
@@ -115,7 +113,7 @@ def canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
             storages.append(n.arg[0])
             new[n] = make(Op.BUFFER, (), slot, n.dtype, n.shape)
         else:
-            new[n] = make(n.op, tuple(new[s] for s in n.src), n.arg, n.dtype, n.shape)
+            new[n] = rebuild(n, new)
     target = kernel.target
     slot0 = make(Op.BUFFER, (), (0, False), target.dtype, target.shape)
     return Kernel(new[kernel.root], slot0, kernel.box), storages

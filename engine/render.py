@@ -17,7 +17,6 @@ from engine.clib import helpers
 from engine.graph import Op
 from engine.ir import (
     Accumulator,
-    Address,
     Define,
     Function,
     Kind,
@@ -51,7 +50,7 @@ class Rendered:
 
 def render(function: Function, target: Target) -> Rendered:
     """The source of one function; its name is the hash of what it does."""
-    renderer = _Renderer(function, DIALECTS[target.dialect], target)
+    renderer = _Renderer(function, DIALECTS[target.dialect])
     body = renderer.text()
     name = "k" + hashlib.sha256(body.encode()).hexdigest()[:16]
     kinds = tuple(renderer.spell.memory(p.dtype) for p in function.parameters)
@@ -93,10 +92,9 @@ def _buffers(types: Sequence[str], d: Dialect) -> list[str]:
 
 
 class _Renderer:
-    def __init__(self, function: Function, dialect: Dialect, target: Target) -> None:
+    def __init__(self, function: Function, dialect: Dialect) -> None:
         self.function = function
         self.dialect = dialect
-        self.target = target
         self.lines: list[str] = []
         inlined = _products_of_sums(function.body, _count_uses(function.body))
         self.spell = Speller(dialect, inlined)
@@ -172,7 +170,7 @@ class _Renderer:
 
     def _store(self, store: Store, indent: str) -> None:
         address, dtype, value = store.address, store.dtype, store.value
-        lanes = value.lanes if address.lane is None else self._lanes_of(address)
+        lanes = value.lanes if address.lane is None else address.lane.max + 1
         text = self.spell.operand(value, lanes)
         if dtype in HALVES:
             text = self.spell.pack(text, dtype, lanes)
@@ -193,10 +191,6 @@ class _Renderer:
                 at = c_index(substitute(address.index, {address.lane: i}))
                 self.lines.append(f"{indent}  p0[{at}] = {name}.s{LANE_NAMES[i]};")
             self.lines.append(indent + "}")
-
-    @staticmethod
-    def _lanes_of(address: Address) -> int:
-        return address.lane.max + 1
 
 
 def _count_uses(body: list[Statement]) -> Counter[Value]:

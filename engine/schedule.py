@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from engine.fusion import Fusion
-from engine.graph import ELEMENTWISE, Node, Op, Storage, buffer, make, toposort
+from engine.graph import ELEMENTWISE, Node, Op, Storage, buffer, make, rebuild, toposort
 from engine.symbolic import Int, product, upper
 
 Box = tuple[tuple[Int, Int], ...]
@@ -84,9 +85,7 @@ def schedule(sinks: Sequence[Node], device: str) -> Schedule:
     stored = Fusion(order, [s for s in sinks if not _is_view(s)]).stored
     new: dict[Node, Node] = {}
     for n in order:
-        built = (
-            n if not n.src else make(n.op, tuple(new[s] for s in n.src), n.arg, n.dtype, n.shape)
-        )
+        built = rebuild(n, new)
         new[n] = _store(built, plan) if n in stored else built
         if n.op is Op.ASSIGN:
             plan.assigned[n] = plan.assigned[origins.get(n, n)] = new[n]
@@ -109,8 +108,7 @@ def _resolve(sinks: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:
         if n in _executed:
             new[n] = _executed[n]
             continue
-        src = tuple(new[s] for s in n.src)
-        new[n] = n if src == n.src else make(n.op, src, n.arg, n.dtype, n.shape)
+        new[n] = rebuild(n, new)
         if n.op is Op.ASSIGN:
             origins[new[n]] = n
     return [new[s] for s in sinks], origins
@@ -198,15 +196,12 @@ def _read_copy(kernel: Kernel, key: tuple, plan: Schedule, copies: list[Kernel])
             copies.append(Kernel(flat, buffer(storage, flat.shape)))
             new[n] = make(Op.BUFFER, (), (storage, 0), n.dtype, n.shape)
         else:
-            src = tuple(new[s] for s in n.src)
-            new[n] = n if src == n.src else make(n.op, src, n.arg, n.dtype, n.shape)
+            new[n] = rebuild(n, new)
     return Kernel(new[kernel.root], kernel.target, kernel.box)
 
 
 def _topological(after: dict[int, set[int]]) -> list[int]:
     """Kahn's algorithm, the lowest number first, so that the order stays close to the given one."""
-    import heapq
-
     waiting = Counter(j for js in after.values() for j in js)
     ready = [i for i in after if not waiting[i]]
     heapq.heapify(ready)

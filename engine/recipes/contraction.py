@@ -24,7 +24,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     loops = facts.reductions[0][2]
     loads = [x for x in facts.loads if x.reduced]
     last = loops[-1]
-    vector, reduce_lanes = _lanes(kernel, facts, loads, last, target)
+    vector, reduce_lanes = _lanes(facts, loads, last, target)
     unroll = _unroll(kernel, facts, loads, vector, target)
     order = _order(facts, vector)
     depth = 1
@@ -43,9 +43,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     )
 
 
-def _lanes(
-    kernel: Kernel, facts: Facts, loads: list[Load], last: Expr, target: Target
-) -> tuple[int | None, int]:
+def _lanes(facts: Facts, loads: list[Load], last: Expr, target: Target) -> tuple[int | None, int]:
     """(output axis across lanes or None, lanes along the summed axis)."""
     if target.lanes == 1:
         return None, 1

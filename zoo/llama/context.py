@@ -25,7 +25,7 @@ class Context:
         self, params: Params, config: model.Config, size: int, device: str | None = None
     ) -> None:
         self.size, self.ids = size, []
-        self._config, self._device = config, device
+        self._device = device
         # A program's slices are checked for the largest start and length at once, hence the
         # rows behind the last position; no token is ever attended there.
         cache = model.init_cache(config, size + PREFILL - 1, device)

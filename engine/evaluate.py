@@ -45,6 +45,10 @@ class Evaluator(ABC):
     def _reduce(self, node: Node, index: Index) -> Value:
         """The value of a REDUCE: needs loops of its own."""
 
+    @abstractmethod
+    def _from_tile(self, node: Node, index: Index) -> Value:
+        """The value of an INTRINSIC: needs a tile made before."""
+
     def _put(
         self,
         kind: Kind,
@@ -120,6 +124,8 @@ class Evaluator(ABC):
                 return self._gather(node, index, guard)
             case Op.REDUCE:
                 return self._reduce(node, index)
+            case Op.INTRINSIC:
+                return self._from_tile(node, index)
         raise AssertionError(f"{node.op.name} can't be inside a kernel")
 
     def _load(self, node: Node, index: Index, guard: Guard) -> Value:

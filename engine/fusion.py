@@ -17,6 +17,7 @@ from engine.symbolic import Expr, Int, Var, product, upper, variables
 
 ROW_LIMIT = 1 << 17  # longest row (elements) that one work-group reduces and then rewrites
 DEPTH_LIMIT = 96  # longest chain of nodes in a kernel; also keeps its argument list short
+SUMS = frozenset({Op.REDUCE, Op.INTRINSIC})  # what no reader computes anew
 INNERMOST = 1 << 10  # reductions loop inside of all outputs
 INDEX_LIMIT = 6  # at how many different indices one kernel may recompute a node
 
@@ -37,6 +38,7 @@ class Fusion:
 
     def __init__(self, order: list[Node], sinks: Iterable[Node]) -> None:
         self.stored = set(sinks) | {n for n in order if n.op in (Op.ASSIGN, Op.CONTIGUOUS)}
+        self.stored |= {s for n in order if n.op is Op.INTRINSIC for s in n.src}
         self.stored = {n for n in self.stored if n.op is not Op.BUFFER}
         self.consumers = Counter(s for n in order for s in n.src)
         self.uses: dict[Node, dict[Node, dict[Use, None]]] = defaultdict(lambda: defaultdict(dict))
@@ -64,7 +66,7 @@ class Fusion:
                 fixed = getattr(n.arg[0], "constant", False)
             else:
                 fixed = n.op in (Op.CONST, Op.IOTA) or all(s in out for s in n.src)
-            if fixed and n.op is not Op.REDUCE and n.op not in TRANSCENDENTAL:
+            if fixed and n.op not in SUMS and n.op not in TRANSCENDENTAL:
                 out.add(n)
         return out
 
@@ -78,9 +80,9 @@ class Fusion:
         for n in order:
             if reductions_only and n.op is Op.EXPAND:
                 continue
-            own = n.op is Op.REDUCE or (not reductions_only and n.op in TRANSCENDENTAL)
+            own = n.op in SUMS or (not reductions_only and n.op in TRANSCENDENTAL)
             fed = any(s in out and not (s in self.stored or self.consumers[s] > 1) for s in n.src)
-            direct = any(s in out and s.op in MOVEMENT | {Op.REDUCE} for s in n.src)
+            direct = any(s in out and s.op in MOVEMENT | SUMS for s in n.src)
             if own or (n.op in ELEMENTWISE | MOVEMENT and (fed or direct)):
                 if n not in self.weights:
                     out.add(n)
@@ -158,6 +160,8 @@ class Fusion:
         uses = self.uses[node]
         if node.op is Op.REDUCE:
             return not self._reduces_in_place(node)
+        if node.op is Op.INTRINSIC:
+            return not self._tiles_in_place(node)
         if len(uses) > 1 and node in self.heavy:
             return True
         if node in self.reducing and any(len({u.index for u in us}) > 1 for us in uses.values()):
@@ -221,3 +225,22 @@ class Fusion:
         if rows != node.numel or upper(length) > ROW_LIMIT:
             return False
         return self.row.setdefault(root, free) == free
+
+    def _tiles_in_place(self, node: Node) -> bool:
+        """Whether one kernel alone reads an INTRINSIC, as many elements as it has outputs.
+
+        It may read it at several indices: a tile is made once, and they all find theirs in it.
+        """
+        uses = self.uses[node]
+        if len(uses) != 1:
+            return False
+        ((root, indices),) = uses.items()
+        space = frozenset(v for a in self.axes[root] for v in variables(a))
+        if any(not u.space <= space for u in indices):  # inside of a reduction
+            return False
+        if upper(node.numel) != upper(product(self.sizes[v] for v in space)):
+            return False
+        if self.row.get(root) is not None:
+            return False
+        self.row[root] = None
+        return True

@@ -68,6 +68,7 @@ class Op(Enum):
     GATHER = auto()  # (source, index), arg: axis; an index outside is clamped
     ASSIGN = auto()  # (base, value), arg: ((start, end), …): base with that box replaced
     CONTIGUOUS = auto()  # the same values in a buffer of their own; arg: which copy
+    INTRINSIC = auto()  # arg: an Intrinsic, which says by `meaning` what it computes
 
 
 UNARY = frozenset({Op.RECIP, Op.SQRT, Op.EXP2, Op.LOG2, Op.SIN, Op.TRUNC})
@@ -323,6 +324,26 @@ _copies = count()
 def copy(x: Node) -> Node:
     """The same values in a buffer that no other node has, so that it may be written to."""
     return make(Op.CONTIGUOUS, (x,), next(_copies), x.dtype, x.shape)
+
+
+def packed(x: Node) -> Node:
+    """The same values in a buffer: an operand laid out for an INTRINSIC. Equal ones are one."""
+    return x if x.op is Op.BUFFER else make(Op.CONTIGUOUS, (x,), "packed", x.dtype, x.shape)
+
+
+def intrinsic(spec: Any, src: tuple[Node, ...]) -> Node:
+    """What `spec` computes of operands that lie in buffers."""
+    meaning = spec.meaning(*src)
+    return make(Op.INTRINSIC, src, spec, meaning.dtype, meaning.shape)
+
+
+def spelled_out(root: Node) -> Node:
+    """The same value with every INTRINSIC replaced by its meaning: the oracle for its recipe."""
+    new: dict[Node, Node] = {}
+    for n in toposort([root]):
+        built = rebuild(n, new)
+        new[n] = built.arg.meaning(*built.src) if n.op is Op.INTRINSIC else built
+    return new[root]
 
 
 def rebuild(node: Node, new: Mapping[Node, Node]) -> Node:

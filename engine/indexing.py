@@ -69,6 +69,11 @@ def source_indices(
         at, end = node.arg, node.arg + len(chosen.shape)
         row = fresh("g", source.shape[at])
         return [(source, (*index[:at], row, *index[end:])), (chosen, index[at:end])]
+    if node.op is Op.INTRINSIC:  # it reads its operands in an order of its own
+        return [
+            (s, tuple(fresh(f"t{i}{a}", n) for a, n in enumerate(s.shape)))
+            for i, s in enumerate(node.src)
+        ]
     if node.op is Op.BITCAST and node.dtype.itemsize != node.src[0].dtype.itemsize:
         wide, narrow = node.dtype.itemsize, node.src[0].dtype.itemsize
         last = index[-1] * (wide // narrow) if wide > narrow else index[-1] // (narrow // wide)

@@ -51,6 +51,15 @@ class Value:
 
 
 @dataclass(frozen=True)
+class Scratch:
+    """Memory of one work-group's own, gone at its end; `size` in elements."""
+
+    name: str
+    dtype: DType
+    size: int
+
+
+@dataclass(frozen=True)
 class Address:
     """Elements of a buffer: at `index`, which moves with the Var `lane` when there are lanes.
 
@@ -58,7 +67,7 @@ class Address:
     the buffer when it is read as another type.
     """
 
-    slot: int
+    slot: int | Scratch
     index: Int
     lane: Expr | None
     guard: tuple[Int, ...] = ()
@@ -114,7 +123,17 @@ class Loop:
     body: list[Statement]
 
 
-Statement = Let | Define | Start | Update | Store | Loop
+@dataclass(frozen=True)
+class Call:
+    """A function of the target's language runs on scratch memory, buffers (by slot) and ints."""
+
+    function: str
+    scratch: tuple[Scratch, ...]
+    slots: tuple[int, ...]
+    ints: tuple[Int, ...]
+
+
+Statement = Let | Define | Start | Update | Store | Loop | Call
 
 
 @dataclass(frozen=True)
@@ -134,6 +153,8 @@ class Function:
     variables: tuple[Expr, ...]  # symbolic ints it reads
     groups: Int
     body: list[Statement] = field(default_factory=list)
+    scratch: tuple[Scratch, ...] = ()
+    support: str = ""  # source of the functions that a Call names
 
 
 def show(function: Function) -> str:
@@ -165,6 +186,10 @@ def show(function: Function) -> str:
                     names[value] = f"v{len(names)}"
                     kind = f"{value.dtype} x {value.lanes}"
                     lines.append(f"{indent}{names[value]} {kind} = {line}")
+                case Call(name, scratch, slots, ints):
+                    places = [s.name for s in scratch] + [f"p{i}" for i in slots]
+                    given = ", ".join([*places, *map(str, ints)])
+                    lines.append(f"{indent}call {name}({given})")
                 case Define(var, value):
                     lines.append(f"{indent}{var} = {names.get(value, value)}")
                 case Store(address, _, value):

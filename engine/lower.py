@@ -9,7 +9,7 @@ writes the row.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product as cartesian
 
 from engine.evaluate import Block, Evaluator
@@ -18,12 +18,14 @@ from engine.indexing import Index, flat_index, source_indices
 from engine.ir import (
     Accumulator,
     Address,
+    Call,
     Define,
     Function,
     Kind,
     Let,
     Loop,
     Parameter,
+    Scratch,
     Start,
     Statement,
     Store,
@@ -66,7 +68,7 @@ def plain(kernel: Kernel) -> Plan:
 
 def lower(kernel: Kernel, plan: Plan) -> Function:
     """The loops of one canonical kernel (its buffers are numbered) under a plan."""
-    return _Lowering(kernel, plan).function()
+    return Lowering(kernel, plan).function()
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ class _Group:
     instances: dict[tuple[Node, Index], None] = field(default_factory=dict)
 
 
-class _Lowering(Evaluator):
+class Lowering(Evaluator):
     def __init__(self, kernel: Kernel, plan: Plan) -> None:
         super().__init__(plan.lanes, plan.reduce_lanes)
         self.kernel = kernel
@@ -85,11 +87,15 @@ class _Lowering(Evaluator):
         self.root = kernel.root
         self.stage = _stages(kernel.root)
         self.groups: dict[Node, _Group] = {}
+        self.starts: list[Int] = [0] * len(self.root.shape)  # of this work-group, along each axis
+        self.counts: list[Int] = list(self.root.shape)  # how many outputs it makes along each
+        self.scratch: list[Scratch] = []
+        self.support = ""
 
     def function(self) -> Function:
         group = Var("group", 0, max(upper(self._groups()) - 1, 0))
-        starts = self._coordinates(group)
-        self._nest(0, starts, [[] for _ in self.root.shape])
+        self._coordinates(group)
+        self._body()
         reads = self.kernel.reads
         parameters = [Parameter(0, self.kernel.target.dtype)]
         parameters += [Parameter(n.arg[0], n.dtype) for n in reads]
@@ -97,7 +103,12 @@ class _Lowering(Evaluator):
         free = _variables(self.path[0].body) | variables(self._groups())
         symbolic = tuple(sorted((v for v in free if v not in known), key=lambda v: v.text))
         label = f"{self.plan.recipe} {_label(self.root)}"
-        return Function(label, tuple(parameters), symbolic, self._groups(), self.path[0].body)
+        made = Function(label, tuple(parameters), symbolic, self._groups(), self.path[0].body)
+        return replace(made, scratch=tuple(self.scratch), support=self.support)
+
+    def _body(self) -> None:
+        """What a work-group does."""
+        self._nest(0, [[] for _ in self.root.shape])
 
     # --- the output's loops ------------------------------------------------------------------
 
@@ -108,9 +119,8 @@ class _Lowering(Evaluator):
     def _groups(self) -> Int:
         return product(self._blocks(a) for a in range(len(self.root.shape)))
 
-    def _coordinates(self, group: Expr) -> list[Int]:
-        """The first index of this work-group along each axis."""
-        starts: list[Int] = [0] * len(self.root.shape)
+    def _coordinates(self, group: Expr) -> None:
+        """Where this work-group starts along each axis, and how far it goes."""
         rest: Int = group
         self.level[group] = 0
         wide = [a for a in self.plan.order if self._blocks(a) != 1]
@@ -120,10 +130,10 @@ class _Lowering(Evaluator):
             self.level[var] = 0
             self._emit(Define(var, rest if axis is wide[0] else rest % count))
             rest = rest // count
-            starts[axis] = var * self.plan.block[axis]
-        return starts
+            start = self.starts[axis] = var * self.plan.block[axis]
+            self.counts[axis] = minimum(self.plan.block[axis], self.root.shape[axis] - start)
 
-    def _nest(self, position: int, starts: list[Int], points: list[list[Int]]) -> None:
+    def _nest(self, position: int, points: list[list[Int]]) -> None:
         """The loops from plan.order[position] inwards. points: the indices chosen on each axis.
 
         Every axis has whole steps of unroll x lanes, then what is left over one by one.
@@ -132,8 +142,7 @@ class _Lowering(Evaluator):
             self._outputs(points)
             return
         axis = self.plan.order[position]
-        start, size = starts[axis], self.root.shape[axis]
-        count = size if self._blocks(axis) == 1 else minimum(self.plan.block[axis], size - start)
+        start, count = self.starts[axis], self.counts[axis]
         unroll = self.plan.unroll[axis]
         wide = axis == self.plan.vector and self.plan.lanes > 1
         lanes, lane = (self.plan.lanes, self.lane) if wide else (1, 0)
@@ -142,13 +151,13 @@ class _Lowering(Evaluator):
         if whole is not None:
             turn, body = whole
             points[axis] = [start + turn * step + u * lanes + lane for u in range(unroll)]
-            self._nest(position + 1, starts, points)
+            self._nest(position + 1, points)
             self._close(body)
         rest = self._open(count % step)
         if rest is not None:
             turn, body = rest
             points[axis] = [start + count // step * step + turn]
-            self._nest(position + 1, starts, points)
+            self._nest(position + 1, points)
             self._close(body)
 
     def _open(self, extent: Int) -> tuple[Int, Block | None] | None:
@@ -292,6 +301,9 @@ class _Lowering(Evaluator):
             inner[a] = at
         return self._value(node.src[0], tuple(inner), ())
 
+    def _from_tile(self, node: Node, index: Index) -> Value:
+        raise AssertionError(f"{node.arg} is made tile by tile, by a plan for that")
+
     def _known(self, key: tuple) -> bool:
         return any(key in block.nodes for block in self.path)
 
@@ -323,7 +335,11 @@ def _stages(root: Node) -> dict[Node, int]:
 
 
 def _label(root: Node) -> str:
-    ops = [n.op.name.lower() for n in toposort([root]) if n.op in (Op.REDUCE, Op.GATHER)]
+    ops = [
+        n.arg.name if n.op is Op.INTRINSIC else n.op.name.lower()
+        for n in toposort([root])
+        if n.op in (Op.REDUCE, Op.GATHER, Op.INTRINSIC)
+    ]
     shape = "x".join(str(n) for n in root.shape)
     return f"{'+'.join(ops) or root.op.name.lower()} {shape or 'scalar'}"
 
@@ -344,6 +360,8 @@ def _variables(body: list[Statement]) -> set[Expr]:
                 found |= _address_variables(address)
             case Loop(_, extent, inner):
                 found |= variables(extent) | _variables(inner)
+            case Call():
+                found = found.union(*(variables(i) for i in s.ints))
     return found
 
 

@@ -10,11 +10,14 @@ from typing import Any
 from engine import graph as g
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, make
-from engine.realize import Prepared, prepare
+from engine.realize import Prepared, prepare, recipes_of
 from engine.runtime import LOCK, get_device
 from engine.schedule import schedule
 from engine.symbolic import Expr, Var, upper
 from engine.tensor import Tensor
+
+
+PRECISIONS = ("auto", "f32")
 
 
 @dataclass
@@ -39,8 +42,13 @@ class Program:
     (`cache[...] = x`) are updated in place.
     """
 
-    def __init__(self, function: Callable[..., Any], limits: dict[str, tuple[int, int]]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], limits: dict[str, tuple[int, int]], precision: str
+    ) -> None:
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision is one of {', '.join(PRECISIONS)}, not {precision!r}")
         self.function = function
+        self.exact = precision == "f32"
         for name, ends in limits.items():
             if not all(-(1 << 31) <= n < 1 << 31 for n in ends):
                 raise ValueError(f"the bounds {ends} of {name} don't fit into 32 bits")
@@ -91,7 +99,7 @@ class Program:
         tensors._recorders.append(recorder)
         try:
             result = self.function(*held, **self.variables)
-            return self._prepared(held, storages, result, recorder)
+            return self._prepared(held, storages, result, recorder, self.exact)
         except BaseException:
             recorder.undo()
             raise
@@ -100,7 +108,11 @@ class Program:
 
     @staticmethod
     def _prepared(
-        held: list[Tensor], storages: list[Storage], result: Any, recorder: tensors.Recorder
+        held: list[Tensor],
+        storages: list[Storage],
+        result: Any,
+        recorder: tensors.Recorder,
+        exact: bool,
     ) -> _Capture:
         single = isinstance(result, Tensor)
         outputs = [result] if single or not isinstance(result, (tuple, list)) else list(result)
@@ -115,7 +127,7 @@ class Program:
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
         own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
-        plan = schedule([*own, *(t.node for t in written)], device)
+        plan = schedule([*own, *(t.node for t in written)], device, recipes_of(device, exact))
         growth = {s: v - s.version for s, v in plan.versions.items()}
         prepared = prepare(plan, repeated=True)
         places = [n.arg[0] for n in plan.results[len(outputs) :]]
@@ -148,9 +160,14 @@ def _present(node: Node) -> Node:
     return make(Op.BUFFER, (), (storage, storage.version), node.dtype, node.shape)
 
 
-def program(function: Callable[..., Any], **limits: tuple[int, int]) -> Program:
+def program(
+    function: Callable[..., Any], *, precision: str = "f32", **limits: tuple[int, int]
+) -> Program:
     """`function` as a Program; each keyword names a symbolic int and its inclusive bounds.
+
+    precision "f32" multiplies float32 numbers as they are; "auto" lets products with weights be
+    taken in what the device is fast at (bfloat16, or int8 twice), summed in float32.
 
     step = program(forward, start_pos=(0, 2047)); logits = step(ids, start_pos=17)
     """
-    return Program(function, limits)
+    return Program(function, limits, precision)

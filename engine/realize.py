@@ -7,6 +7,7 @@ not named), so the layers of a network share code. On disk the backend remembers
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, rebuild, toposort
 from engine.lower import lower
 from engine.memory import plan_memory
-from engine.recipes import choose
+from engine.recipes import choose, rewrite
+from engine.recipes.settings import Settings
 from engine.render import render
 from engine.runtime import DEBUG, LOCK, Device, DeviceError, Replay, Step, get_device
 from engine.schedule import Kernel, Schedule, cost, schedule
 from engine.symbolic import Expr
 from engine.symbolic import variables as free
+from engine.tiles import TilePlan, lower_tiles
 
 _steps: dict[tuple[str, Kernel], Step] = {}
 
@@ -45,10 +48,55 @@ class Prepared:
 def realize(nodes: Sequence[Node], device_name: str) -> list[Node]:
     """Compute nodes now and return a BUFFER node for each."""
     with LOCK:
-        plan = schedule(nodes, device_name)
+        plan = schedule(nodes, device_name, recipes_of(device_name))
         results = prepare(plan, repeated=False).run({})
         plan.commit()
     return results
+
+
+class Recipes:
+    """A device's recipes as the scheduler asks them; packs weights on the way.
+
+    exact: float32 factors are multiplied as they are; otherwise recipes may round them to what the
+    device multiplies fast, as far as `--dtype auto` allows.
+    """
+
+    def __init__(self, device: Device, name: str, exact: bool) -> None:
+        self.device_name = name
+        self.settings = Settings(device.target, exact, self._pack)
+        self.taken: dict[Kernel, bool] = {}
+
+    def rewrite(self, node: Node) -> Node | None:
+        return rewrite(node, self.settings)
+
+    def takes(self, kernel: Kernel) -> bool:
+        form, _ = canonical(kernel)
+        if form not in self.taken:
+            self.taken[form] = isinstance(choose(form, self.settings.target)[1], TilePlan)
+        return self.taken[form]
+
+    def _pack(self, node: Node) -> Node:
+        """The BUFFER of a node over weights: computed when it is first asked for, then kept."""
+        form, (weight, *others) = numbered(node)
+        kept = _packed.setdefault(weight, {})
+        key = (form, *others)
+        if key not in kept:
+            (kept[key],) = realize([node], self.device_name)
+            kept[key].arg[0].constant = True
+            device = get_device(self.device_name)
+            for storage in (weight, *others):
+                device.forget(storage.data)
+        return kept[key]
+
+
+# what was packed of a weight lives as long as the weight
+_packed: weakref.WeakKeyDictionary[Storage, dict[tuple, Node]] = weakref.WeakKeyDictionary()
+
+
+def recipes_of(device_name: str, exact: bool = True) -> Recipes | None:
+    """None for a device that evaluates kernels itself."""
+    device = get_device(device_name)
+    return None if device.target is None else Recipes(device, device_name, exact)
 
 
 def prepare(plan: Schedule, repeated: bool) -> Prepared:
@@ -105,18 +153,24 @@ def _handle(storage: Storage, device_name: str) -> Any:
 
 def canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
     """The kernel with its buffers numbered (the target is 0), and the storages in that order."""
-    storages = [kernel.target.arg[0]]
+    root, storages = numbered(kernel.root, 1)
+    target = kernel.target
+    slot0 = make(Op.BUFFER, (), (0, False), target.dtype, target.shape)
+    return Kernel(root, slot0, kernel.box), [target.arg[0], *storages]
+
+
+def numbered(root: Node, first: int = 0) -> tuple[Node, list[Storage]]:
+    """The node with its buffers numbered from `first`, and their storages in that order."""
+    storages: list[Storage] = []
     new: dict[Node, Node] = {}
-    for n in toposort([kernel.root]):
+    for n in toposort([root]):
         if n.op is Op.BUFFER:
-            slot = (len(storages), n.arg[0].constant)
+            slot = (first + len(storages), n.arg[0].constant)
             storages.append(n.arg[0])
             new[n] = make(Op.BUFFER, (), slot, n.dtype, n.shape)
         else:
             new[n] = rebuild(n, new)
-    target = kernel.target
-    slot0 = make(Op.BUFFER, (), (0, False), target.dtype, target.shape)
-    return Kernel(new[kernel.root], slot0, kernel.box), storages
+    return new[root], storages
 
 
 def _step(kernel: Kernel, device: Device, name: str) -> Step:
@@ -127,7 +181,8 @@ def _step(kernel: Kernel, device: Device, name: str) -> Step:
             found = Step(kernel, [], 1, kernel.root.op.name.lower(), _variables(kernel))
         else:
             reshaped, plan = choose(kernel, device.target)
-            function = lower(reshaped, plan)
+            is_tiled = isinstance(plan, TilePlan)
+            function = (lower_tiles if is_tiled else lower)(reshaped, plan)
             rendered = render(function, device.target)
             if DEBUG >= 3:
                 print(plan, file=sys.stderr)

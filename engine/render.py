@@ -17,6 +17,7 @@ from engine.clib import helpers
 from engine.graph import Op
 from engine.ir import (
     Accumulator,
+    Call,
     Define,
     Function,
     Kind,
@@ -46,6 +47,7 @@ class Rendered:
     types: tuple[str, ...] = field(compare=False)
     has_ints: bool = field(compare=False)
     helpers: frozenset[str] = field(compare=False)
+    support: str = field(compare=False, default="")  # what it calls besides the helpers
 
 
 def render(function: Function, target: Target) -> Rendered:
@@ -55,14 +57,16 @@ def render(function: Function, target: Target) -> Rendered:
     name = "k" + hashlib.sha256(body.encode()).hexdigest()[:16]
     kinds = tuple(renderer.spell.memory(p.dtype) for p in function.parameters)
     text = f"// {function.label}\nstatic void {name}{body}"
-    return Rendered(name, text, kinds, bool(function.variables), frozenset(renderer.spell.helpers))
+    helpers = frozenset(renderer.spell.helpers)
+    return Rendered(name, text, kinds, bool(function.variables), helpers, function.support)
 
 
 def assemble(functions: Sequence[Rendered], target: Target) -> str:
     """The functions and the helpers that they call, each once."""
     needed = frozenset().union(*(f.helpers for f in functions), ())
     called = [text for name, text in helpers(target).items() if name in needed]
-    return "\n".join([*called, *(f.text for f in functions)])
+    support = dict.fromkeys(f.support for f in functions if f.support)
+    return "\n".join([*called, *support, *(f.text for f in functions)])
 
 
 def entry_points(functions: Sequence[Rendered], target: Target) -> str:
@@ -108,6 +112,10 @@ class _Renderer:
         self.lines.append(f"({', '.join(arguments)}, const int group) {{")
         for i, v in enumerate(f.variables):
             self.lines.append(f"  const int {v} = ints[first + {i}];")
+        for part in f.scratch:
+            kind = self.spell.memory(part.dtype)
+            room = f"{kind} {part.name}[{part.size}] __attribute__((aligned(64)))"
+            self.lines.append(f"  {room};")
         self._block(f.body, "  ")
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
@@ -136,6 +144,10 @@ class _Renderer:
                     self._update(acc, value, indent)
                 case Store():
                     self._store(s, indent)
+                case Call(name, scratch, slots, ints):
+                    given = [part.name for part in scratch] + [f"p{i}" for i in slots]
+                    given += [c_index(i) for i in ints]
+                    self.lines.append(f"{indent}{name}({', '.join(given)});")
 
     def _let(self, value: Value, indent: str) -> None:
         names = self.spell.names

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from engine.fusion import Fusion
 from engine.graph import ELEMENTWISE, Node, Op, Storage, buffer, make, rebuild, toposort
@@ -40,6 +41,8 @@ def cost(kernel: Kernel) -> tuple[Int, Int]:
     for n in toposort([kernel.root]):
         if n.op is Op.BUFFER:
             nbytes = nbytes + n.numel * n.dtype.itemsize
+        elif n.op is Op.INTRINSIC:
+            flops = flops + n.arg.flops(*n.src)
         elif n.dtype.is_float and n.op is Op.REDUCE:
             flops = flops + n.src[0].numel
         elif n.dtype.is_float and n.op in ELEMENTWISE - {Op.CAST, Op.BITCAST}:
@@ -69,12 +72,64 @@ class Schedule:
 _executed: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
 
 
-def schedule(sinks: Sequence[Node], device: str) -> Schedule:
+class Specialise(Protocol):
+    """What a device's recipes have to say on how a graph is cut; `realize.Recipes` is the one."""
+
+    def rewrite(self, node: Node) -> Node | None:
+        """The same value by an INTRINSIC over packed operands; None: leave it as it is."""
+
+    def takes(self, kernel: Kernel) -> bool:
+        """Whether a kernel around INTRINSICs can be generated; else they are stored apart."""
+
+
+def schedule(sinks: Sequence[Node], device: str, recipes: Specialise | None = None) -> Schedule:
     """The kernels that compute `sinks` on a device, in order.
 
     Raises ValueError for a buffer that was overwritten after the graph had been built on it.
     """
     sinks, origins = _resolve(sinks)
+    if recipes is not None:
+        sinks = _rewritten(sinks, origins, recipes)
+    apart: set[Node] = set()
+    while True:
+        plan, origin = _cut(sinks, device, origins, apart)
+        refused = [
+            origin[n]
+            for k in plan.kernels
+            for n in _inside(k)
+            if recipes is None or not recipes.takes(k)
+        ]
+        if not refused:
+            return plan
+        apart |= set(refused)
+
+
+def _inside(kernel: Kernel) -> list[Node]:
+    """The INTRINSICs that a kernel computes on the way to its output."""
+    return [n for n in toposort([kernel.root]) if n.op is Op.INTRINSIC and n is not kernel.root]
+
+
+def _rewritten(
+    sinks: Sequence[Node], origins: dict[Node, Node], recipes: Specialise
+) -> Sequence[Node]:
+    """The sinks with every node that a recipe knows better replaced by what it makes of it."""
+    order = toposort(sinks)
+    new: dict[Node, Node] = {}
+    for n in order:
+        built = rebuild(n, new)
+        new[n] = recipes.rewrite(built) or built
+        if n.op is Op.ASSIGN and new[n] is not n:
+            origins[new[n]] = origins.get(n, n)
+    return [new[s] for s in sinks]
+
+
+def _cut(
+    sinks: Sequence[Node], device: str, origins: dict[Node, Node], apart: set[Node]
+) -> tuple[Schedule, dict[Node, Node]]:
+    """Kernels for `sinks`; the nodes in `apart` get a buffer whatever it costs.
+
+    Also which node of the graph each INTRINSIC in a kernel stands for.
+    """
     order = toposort(sinks)
     for n in order:
         if n.op is Op.BUFFER and n.arg[1] != n.arg[0].version:
@@ -82,16 +137,19 @@ def schedule(sinks: Sequence[Node], device: str) -> Schedule:
                 "a tensor is read after its buffer was overwritten; realize() it before the write"
             )
     plan = Schedule(device, [], [])
-    stored = Fusion(order, [s for s in sinks if not _is_view(s)]).stored
+    stored = Fusion(order, [*(s for s in sinks if not _is_view(s)), *apart]).stored
     new: dict[Node, Node] = {}
+    origin: dict[Node, Node] = {}
     for n in order:
         built = rebuild(n, new)
         new[n] = _store(built, plan) if n in stored else built
+        if n.op is Op.INTRINSIC:
+            origin[built] = n
         if n.op is Op.ASSIGN:
             plan.assigned[n] = plan.assigned[origins.get(n, n)] = new[n]
     plan.results = [_view(new[s]) if s not in stored else new[s] for s in sinks]
     plan.kernels = _order(plan)
-    return plan
+    return plan, origin
 
 
 def _resolve(sinks: Sequence[Node]) -> tuple[Sequence[Node], dict[Node, Node]]:

@@ -14,7 +14,7 @@ import numpy as np
 from engine import dtype as dt
 from engine.dtype import DType
 from engine.graph import Op
-from engine.ir import Accumulator, Address, Kind, Value
+from engine.ir import Accumulator, Address, Kind, Scratch, Value
 from engine.symbolic import Expr, Int, bounds, linear_in, substitute
 
 LANE_NAMES = "0123456789abcdef"
@@ -242,10 +242,10 @@ class Speller:
             base = (
                 self._bytes(address, start)
                 if address.itemsize
-                else f"p{address.slot} + {c_index(start)}"
+                else f"{self._place(address)} + {c_index(start)}"
             )
             self.need(f"loose_{kind}{lanes}")
-            text = f"*({self.dialect.pointer} const loose_{kind}{lanes}*)({base})"
+            text = f"*({self._space(address)}const loose_{kind}{lanes}*)({base})"
             text = self._registers(text, dtype, lanes)
         else:
             each = []
@@ -267,11 +267,19 @@ class Speller:
 
     def _cell(self, address: Address, dtype: DType, index: Int) -> str:
         if not address.itemsize:
-            return f"p{address.slot}[{c_index(index)}]"
+            return f"{self._place(address)}[{c_index(index)}]"
         kind = self.memory(dtype)
         self.need(f"loose_{kind}")
         base = self._bytes(address, index)
         return f"*({self.dialect.pointer} const loose_{kind}*)({base})"
+
+    @staticmethod
+    def _place(address: Address) -> str:
+        slot = address.slot
+        return slot.name if isinstance(slot, Scratch) else f"p{slot}"
+
+    def _space(self, address: Address) -> str:
+        return "" if isinstance(address.slot, Scratch) else f"{self.dialect.pointer} "
 
     def _bytes(self, address: Address, index: Int) -> str:
         start = c_index(index * address.itemsize)

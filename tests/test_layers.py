@@ -23,6 +23,7 @@ ENGINE_ORDER = (
     "ir",
     "evaluate",
     "lower",
+    "tiles",
     "recipes",
     "tune",
     "clib",

@@ -1,18 +1,36 @@
-"""Recipes: each recognises the shape of a kernel and plans its loops for a target.
+"""Recipes: each recognises the shape of a computation and says how a target does it best.
 
-One file per kind; the first that matches wins. A recipe never changes what a kernel computes: every
-plan equals the plain one, and that is its test.
+One file per kind; the first that matches wins. Some rewrite the graph before it is cut into
+kernels: a sum of products becomes an INTRINSIC, computed by instructions that loops can't express,
+over operands packed for them. The others plan the loops of a kernel. A recipe never changes what is
+computed: every plan equals the plain one, every INTRINSIC its meaning, and that is its test.
 """
 
 from __future__ import annotations
 
+from engine.graph import Node
 from engine.ir import Target
 from engine.lower import Plan, plain
-from engine.recipes import contraction, elementwise, rows
+from engine.recipes import contraction, elementwise, product, rows, tiles, vnni
 from engine.recipes.analysis import analyse
+from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-RECIPES = (rows.match, contraction.match, elementwise.match)
+REWRITES = (vnni.rewrite,)
+RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
+
+
+def rewrite(node: Node, settings: Settings) -> Node | None:
+    """The value of a node by an INTRINSIC, None where no recipe has a better way."""
+    found = product.find(node)
+    if found is None:
+        return None
+    for order in (found, found.swapped()):
+        for recipe in REWRITES:
+            result = recipe(order, settings)
+            if result is not None:
+                return order.restored(result)
+    return None
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

@@ -29,6 +29,7 @@ class Facts:
     """axes: one variable per output axis (None for size 1), sizes: the extent of every variable.
 
     reductions: (node, its index, the variables of its own loops).
+    tiles: (INTRINSIC, the index at which it is read).
     gathered: loop variables that decide a gathered index, and so can't lie across lanes.
     """
 
@@ -37,6 +38,7 @@ class Facts:
     loads: list[Load] = field(default_factory=list)
     reductions: list[tuple[Node, tuple[Int, ...], tuple[Expr, ...]]] = field(default_factory=list)
     gathered: set[Expr] = field(default_factory=set)
+    tiles: list[tuple[Node, tuple[Int, ...]]] = field(default_factory=list)
     store: Int = 0
 
     def extent(self, axis: int) -> int:
@@ -67,6 +69,9 @@ def analyse(kernel: Kernel) -> Facts:
         seen.add((node, where))
         if node.op is Op.BUFFER:
             facts.loads.append(Load(node, flat_index(where, node.shape), reduced))
+            continue
+        if node.op is Op.INTRINSIC:
+            facts.tiles.append((node, where))
             continue
         made: list[Expr] = []
 
@@ -116,3 +121,9 @@ def _bytes_in_blocks(load: Load, var: Expr) -> bool:
             continue
         return False
     return True
+
+
+def store_score(store: Int, var: Expr) -> int:
+    """Lanes that are written side by side count for more than ones that are read so."""
+    found = linear_in(store, var)
+    return 2 if found and found[0] == 1 else -4

@@ -17,7 +17,7 @@ def flattened(kernel: Kernel) -> tuple[Kernel, Facts | None]:
     root = kernel.root
     if kernel.box is not None or sum(n != 1 for n in root.shape) < 2:
         return kernel, None
-    if any(n.op in (Op.REDUCE, Op.GATHER) for n in toposort([root])):
+    if any(n.op in (Op.REDUCE, Op.GATHER, Op.INTRINSIC) for n in toposort([root])):
         return kernel, None
     shape = (product(root.shape),)
     old = kernel.target

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import mmap
 import os
 import sys
 import time
@@ -105,6 +106,21 @@ class OpenCLDevice:
     def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
         if nbytes:
             self.cl.enqueue_copy(self.queue, target.buffer, source.buffer, byte_count=nbytes)
+
+    def forget(self, handle: Memory) -> None:
+        """Give the pages of a mapped file back; they are read again when they are needed again."""
+        array = handle.owner
+        mapped = array
+        while isinstance(mapped, (np.ndarray, memoryview)):
+            mapped = mapped.base if isinstance(mapped, np.ndarray) else mapped.obj
+        if not isinstance(mapped, mmap.mmap) or not hasattr(mapped, "madvise"):
+            return
+        self.queue.finish()
+        start = array.ctypes.data - np.frombuffer(mapped, np.uint8, 1).ctypes.data
+        page = -(-start // PAGE) * PAGE
+        length = (start + array.nbytes) // PAGE * PAGE - page
+        if length > 0:
+            mapped.madvise(mmap.MADV_DONTNEED, page, length)
 
     # --- programs ----------------------------------------------------------------------------
 

@@ -66,6 +66,9 @@ class ReferenceDevice:
     def copy(self, source: np.ndarray, target: np.ndarray, nbytes: int) -> None:
         target[:nbytes] = source[:nbytes]
 
+    def forget(self, handle: np.ndarray) -> None:
+        pass
+
     def replay(self, steps: Sequence[Step], repeated: bool) -> _Replay:
         return _Replay(list(steps))
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine import Tensor, dtype, program
+from engine import Tensor, program
+from engine.dtype import int32
 from weights import Params
 from zoo.llama import model
 
@@ -22,7 +23,12 @@ class Context:
     """
 
     def __init__(
-        self, params: Params, config: model.Config, size: int, device: str | None = None
+        self,
+        params: Params,
+        config: model.Config,
+        size: int,
+        device: str | None = None,
+        dtype: str = "f32",
     ) -> None:
         self.size, self.ids = size, []
         self._device = device
@@ -38,9 +44,9 @@ class Context:
         def every(ids, start_pos):
             return model.forward(params, config, ids, start_pos, cache)
 
-        self._decode = program(last, start_pos=start)
-        self._prefill = program(last, start_pos=start, length=(1, PREFILL))
-        self._score = program(every, start_pos=start)
+        self._decode = program(last, precision=dtype, start_pos=start)
+        self._prefill = program(last, precision=dtype, start_pos=start, length=(1, PREFILL))
+        self._score = program(every, precision=dtype, start_pos=start)
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits of the token after `ids`, (vocab,) float32; at least one id, at most `size`."""
@@ -87,4 +93,4 @@ class Context:
         return n
 
     def _tensor(self, ids: list[int]) -> Tensor:
-        return Tensor(ids, dtype=dtype.int32, device=self._device)
+        return Tensor(ids, dtype=int32, device=self._device)

@@ -55,7 +55,7 @@ def load(
         problem = "more tokens in the vocabulary than rows in the embedding"
         raise WeightError(problem, file=checkpoint.path, expected=expected, got=got)
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
-    context = Context(Params(tensors), config, size, device)
+    context = Context(Params(tensors), config, size, device, dtype)
     return Llama(config, tokenizer, context, checkpoint.path.name)
 
 

@@ -1,0 +1,134 @@
+"""Kernels around INTRINSICs: which outputs a work-group makes from one column of tiles.
+
+The outputs of a group must be exactly those that read one tile's columns; where the surrounding
+code scatters them otherwise, there is no plan, and the INTRINSIC gets a kernel of its own.
+"""
+
+from __future__ import annotations
+
+from engine.graph import Node
+from engine.indexing import Index
+from engine.ir import Target
+from engine.recipes.analysis import Facts, contiguous_score, store_score
+from engine.schedule import Kernel
+from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
+from engine.tiles import Intrinsic, TilePlan
+
+
+def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
+    """A plan for a kernel with INTRINSICs, None where it has none or they don't fit."""
+    if not facts.tiles or facts.reductions:
+        return None
+    spec = facts.tiles[0][0].arg
+    if any((n.arg.columns, n.arg.strip) != (spec.columns, spec.strip) for n, _ in facts.tiles):
+        return None
+    rows = _row_axis(facts)
+    if rows is False:
+        return None
+    block = _blocks(kernel, facts, spec, rows)
+    where = _corners(facts, block, spec.columns)
+    if where is None:
+        return None
+    vector = _vector(facts, block, rows, spec.strip, target)
+    order = [a for a in range(len(block)) if a != vector] + ([] if vector is None else [vector])
+    lanes = target.lanes if vector is not None else 1
+    axes = tuple(facts.axes)
+    return TilePlan(
+        "tiles",
+        tuple(block),
+        (1,) * len(block),
+        tuple(order),
+        vector,
+        lanes,
+        rows=rows,
+        axes=axes,
+        where=where,
+    )
+
+
+def _row_axis(facts: Facts) -> int | None | bool:
+    """The one output axis that the rows follow one by one; None: a single row; False: neither."""
+    rows = {index[1] for _, index in facts.tiles}
+    if len(rows) != 1:
+        return False
+    row = rows.pop()
+    if row == 0:
+        return None
+    found = [a for a, var in enumerate(facts.axes) if var is row]
+    return found[0] if found else False
+
+
+def _blocks(
+    kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None
+) -> list[Int]:
+    """Outputs per group: all of what doesn't move the tile, `columns` columns, `block` rows."""
+    shape = kernel.root.shape
+    used = frozenset().union(*(variables(i) for _, index in facts.tiles for i in index))
+    block: list[Int] = [n if facts.axes[a] not in used else 1 for a, n in enumerate(shape)]
+    if rows is not None:
+        block[rows] = shape[rows] if upper(shape[rows]) <= spec.block else spec.block
+    room = spec.columns
+    for stride, axis in sorted(_column_axes(facts)):
+        extent = facts.extent(axis)
+        wanted = max(1, room // stride)
+        if wanted >= extent:
+            block[axis] = shape[axis]
+        else:
+            block[axis] = wanted
+            break
+    return block
+
+
+def _column_axes(facts: Facts) -> list[tuple[int, int]]:
+    """(stride, axis) of the output axes along which the column moves evenly."""
+    column = facts.tiles[0][1][2]
+    out = []
+    for axis, var in enumerate(facts.axes):
+        found = None if var is None else linear_in(column, var)
+        if found and found[0] > 0:
+            out.append((found[0], axis))
+    return out
+
+
+def _corners(
+    facts: Facts, block: list[Int], columns: int
+) -> tuple[tuple[Node, Index], ...] | None:
+    """Each INTRINSIC with the corner of its tile, if all that a group reads lies inside that."""
+    starts: dict[Expr, Int] = {}
+    inside: dict[Expr, Int] = {}
+    for axis, var in enumerate(facts.axes):
+        if var is None:
+            continue
+        size, extent = upper(block[axis]), facts.extent(axis)
+        whole = size >= extent
+        starts[var] = 0 if whole else Var(f"g{axis}", 0, (extent - 1) // size) * size
+        inside[var] = starts[var] + Var(f"j{axis}", 0, min(size, extent) - 1)
+    found: dict[Node, Index] = {}
+    for node, (batch, row, column) in facts.tiles:
+        corner = (batch, row, column // columns * columns)
+        known = found.setdefault(node, corner)
+        if any(substitute(a, starts) != substitute(b, starts) for a, b in zip(known, corner)):
+            return None
+        low, high = bounds(substitute(column, inside) - substitute(corner[2], starts))
+        if low < 0 or high >= columns or substitute(batch, inside) != substitute(batch, starts):
+            return None
+    return tuple(found.items())
+
+
+def _vector(
+    facts: Facts, block: list[Int], rows: int | None, strip: int, target: Target
+) -> int | None:
+    """The axis across lanes: one along which the result, or at least the reads, lie in a row."""
+    best, vector = -1, None
+    for axis in reversed(range(len(block))):
+        var = facts.axes[axis]
+        extent = min(upper(block[axis]), strip) if axis == rows else upper(block[axis])
+        if var is None or extent < target.lanes or target.lanes == 1:
+            continue
+        score = contiguous_score(facts, facts.loads, var)
+        if score is None:
+            continue
+        score += store_score(facts.store, var)
+        if score > best:
+            best, vector = score, axis
+    return vector

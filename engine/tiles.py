@@ -1,0 +1,118 @@
+"""Kernels around INTRINSICs: a work-group makes a tile at a time in scratch memory, then its outputs.
+
+An Intrinsic computes sums (batch, row, column) by instructions of its own, `columns` of them beside
+each other and some rows at a time. What surrounds it in the kernel (bias, activation, rotation,
+residual, the way the result lies in memory) is ordinary code that reads the tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from engine import dtype as dt
+from engine.dtype import DType
+from engine.evaluate import Value
+from engine.graph import Node
+from engine.indexing import Index
+from engine.ir import Address, Call, Function, Kind, Scratch
+from engine.lower import Lowering, Plan
+from engine.schedule import Kernel
+from engine.symbolic import Expr, Int, minimum, substitute
+
+
+class Intrinsic(Protocol):
+    """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
+
+    source is C: `NAME_tile(float* tile, WORK* work, operands…, int batch, int row, int column,
+    int rows)` makes `rows` <= strip rows of `columns` sums each, row-major, from a multiple of
+    `strip` and a multiple of `columns` on; work-groups first call `NAME_begin(work, operands…,
+    batch, row, column)` and at last `NAME_end()` if `work` > 0.
+    """
+
+    name: str  # equal names: equal code
+    columns: int
+    strip: int  # rows per tile
+    block: int  # rows per work-group, a multiple of strip
+    work: int  # bytes of scratch that the tiles of one work-group share
+
+    def meaning(self, *operands: Node) -> Node: ...
+    def source(self) -> str: ...
+    def flops(self, *operands: Node) -> Int: ...
+
+
+@dataclass(frozen=True)
+class TilePlan(Plan):
+    """A Plan for a kernel around INTRINSICs.
+
+    rows    the axis that a work-group goes through in strips; None: it makes a single row
+    axes    one variable per output axis (None for size 1)
+    where   each INTRINSIC and its index (batch, row, column) as a function of those
+    """
+
+    rows: int | None = None
+    axes: tuple[Expr | None, ...] = ()
+    where: tuple[tuple[Node, Index], ...] = ()
+
+
+def lower_tiles(kernel: Kernel, plan: TilePlan) -> Function:
+    """The loops of one canonical kernel (its buffers are numbered) under a plan for tiles."""
+    return _Tiled(kernel, plan).function()
+
+
+class _Tiled(Lowering):
+    def __init__(self, kernel: Kernel, plan: TilePlan) -> None:
+        super().__init__(kernel, plan)
+        self.tiles: dict[Node, tuple[Scratch, Index]] = {}  # where it lies, and its first index
+        self.turn: Int = 0  # of the strip that is being made
+
+    def _body(self) -> None:
+        nodes = [node for node, _ in self.plan.where]
+        self.support = "\n".join(dict.fromkeys(n.arg.source() for n in nodes))
+        strip = min(n.arg.strip for n in nodes)
+        work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
+        axis, block, rows = self.plan.rows, None, 1
+        if axis is not None:
+            start, count = self.starts[axis], self.counts[axis]
+            self.turn, block = self._open((count + strip - 1) // strip)
+            self.starts[axis] = start + self.turn * strip
+            rows = self.counts[axis] = minimum(strip, count - self.turn * strip)
+        for i, node in enumerate(nodes):
+            place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns)
+            self.tiles[node] = place, self._corner(node)
+            self._call(node, "tile", (place, *work[node]), (rows,))
+        self._nest(0, [[] for _ in self.root.shape])
+        self._close(block)
+        for node in nodes:
+            if work[node]:
+                self._emit(Call(f"{node.arg.name}_end", (), (), ()))
+
+    def _begin(self, node: Node, number: int) -> tuple[Scratch, ...]:
+        """The scratch that the tiles of a group share, made ready; none if they need none."""
+        if not node.arg.work:
+            return ()
+        work = self._scratch(f"work{number}", dt.uint8, node.arg.work)
+        self._call(node, "begin", (work,), ())
+        return (work,)
+
+    def _scratch(self, name: str, dtype: DType, size: int) -> Scratch:
+        self.scratch.append(Scratch(name, dtype, size))
+        return self.scratch[-1]
+
+    def _call(
+        self, node: Node, what: str, scratch: tuple[Scratch, ...], more: tuple[Int, ...]
+    ) -> None:
+        slots = tuple(s.arg[0] for s in node.src)
+        self._emit(Call(f"{node.arg.name}_{what}", scratch, slots, (*self._corner(node), *more)))
+
+    def _corner(self, node: Node) -> Index:
+        """The index at which this group's next tile begins."""
+        starts = {v: s for v, s in zip(self.plan.axes, self.starts) if v is not None}
+        return tuple(substitute(i, starts) for i in dict(self.plan.where)[node])
+
+    def _from_tile(self, node: Node, index: Index) -> Value:
+        place, (_, row, column) = self.tiles[node]
+        flat = (index[1] - row) * node.arg.columns + index[2] - column
+        address = Address(place, flat, self._lane_of(flat))
+        # The turn keeps the load inside the loop over strips, after the call that fills the tile.
+        return self._put(Kind.LOAD, dt.float32, arg=address, exprs=(flat, self.turn))

@@ -14,7 +14,7 @@ from typing import Any
 
 from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, rebuild, toposort
 from engine.lower import lower
-from engine.memory import plan_memory
+from engine.memory import SLACK, plan_memory
 from engine.recipes import choose, rewrite
 from engine.recipes.settings import Settings
 from engine.render import render
@@ -138,7 +138,7 @@ def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> None:
         if storage in offsets:
             storage.data = device.part(arena, offsets[storage], max(1, storage.nbytes))
         else:
-            storage.data = device.allocate(max(1, storage.nbytes))
+            storage.data = device.allocate(storage.nbytes + SLACK)
 
 
 def _handle(storage: Storage, device_name: str) -> Any:

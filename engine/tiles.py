@@ -24,19 +24,21 @@ from engine.symbolic import Expr, Int, minimum, substitute
 class Intrinsic(Protocol):
     """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
 
-    source is C: `NAME_tile(float* tile, WORK* work, operands…, int batch, int row, int column,
-    int rows)` makes `rows` <= strip rows of `columns` sums each, row-major, from a multiple of
-    `strip` and a multiple of `columns` on; work-groups first call `NAME_begin(work, operands…,
-    batch, row, column)` and at last `NAME_end()` if `work` > 0.
+    source is C: `NAME_tile(float* tile, [uchar* work,] operands…, int batch, int row, int column,
+    int rows, ints…)` makes `rows` <= strip rows of `columns` sums each, row-major, from a multiple
+    of `strip` and a multiple of `columns` on. If `work` > 0, work-groups first call
+    `NAME_begin(work, operands…, batch, row, column, ints…)`, and `NAME_end()` at last. A tile may
+    read past the end of an operand by less than memory.SLACK bytes.
     """
 
     name: str  # equal names: equal code
     columns: int
     strip: int  # rows per tile
     block: int  # rows per work-group, a multiple of strip
-    work: int  # bytes of scratch that the tiles of one work-group share
+    work: int  # bytes of scratch that the tiles of one work-group share, 0 for none
 
     def meaning(self, *operands: Node) -> Node: ...
+    def ints(self, *operands: Node) -> tuple[Int, ...]: ...
     def source(self) -> str: ...
     def flops(self, *operands: Node) -> Int: ...
 
@@ -103,7 +105,8 @@ class _Tiled(Lowering):
         self, node: Node, what: str, scratch: tuple[Scratch, ...], more: tuple[Int, ...]
     ) -> None:
         slots = tuple(s.arg[0] for s in node.src)
-        self._emit(Call(f"{node.arg.name}_{what}", scratch, slots, (*self._corner(node), *more)))
+        ints = (*self._corner(node), *more, *node.arg.ints(*node.src))
+        self._emit(Call(f"{node.arg.name}_{what}", scratch, slots, ints))
 
     def _corner(self, node: Node) -> Index:
         """The index at which this group's next tile begins."""

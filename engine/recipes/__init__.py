@@ -11,12 +11,12 @@ from __future__ import annotations
 from engine.graph import Node
 from engine.ir import Target
 from engine.lower import Plan, plain
-from engine.recipes import contraction, elementwise, product, rows, tiles, vnni
+from engine.recipes import amx, contraction, elementwise, product, rows, tiles, vnni
 from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (vnni.rewrite,)
+REWRITES = (vnni.rewrite, amx.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 

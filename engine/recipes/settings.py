@@ -23,6 +23,10 @@ class Settings:
     pack: Callable[[Node], Node]
     _quantised: dict[Node, Quantised | None] = field(default_factory=dict)
 
+    def is_weight(self, factor: Node) -> bool:
+        """Whether a factor depends on weights alone, and so may be packed for good."""
+        return is_constant(factor)
+
     def quantised(self, factor: Node) -> Quantised | None:
         """A (1, rows, depth) factor as a Quantised constant matrix, None if it isn't one."""
         if factor not in self._quantised:

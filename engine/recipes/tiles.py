@@ -58,9 +58,7 @@ def _row_axis(facts: Facts) -> int | None | bool:
     return found[0] if found else False
 
 
-def _blocks(
-    kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None
-) -> list[Int]:
+def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None) -> list[Int]:
     """Outputs per group: all of what doesn't move the tile, `columns` columns, `block` rows."""
     shape = kernel.root.shape
     used = frozenset().union(*(variables(i) for _, index in facts.tiles for i in index))
@@ -90,9 +88,7 @@ def _column_axes(facts: Facts) -> list[tuple[int, int]]:
     return out
 
 
-def _corners(
-    facts: Facts, block: list[Int], columns: int
-) -> tuple[tuple[Node, Index], ...] | None:
+def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, Index], ...] | None:
     """Each INTRINSIC with the corner of its tile, if all that a group reads lies inside that."""
     starts: dict[Expr, Int] = {}
     inside: dict[Expr, Int] = {}

@@ -18,6 +18,7 @@ from engine.recipes.product import BLOCK, Product
 from engine.recipes.settings import Settings
 from engine.symbolic import Int, upper
 
+NEEDED = frozenset({"avx512_vnni", "avx512f", "f16c"})
 ROWS = 32  # beyond, one that dequantises once for all rows does better
 AHEAD = 8192  # bytes that are fetched before they are needed; one stream per core
 
@@ -38,6 +39,9 @@ class Dots:
     def name(self) -> str:
         least = "least" if self.kind.has_least else f"zero{self.kind.zero}"
         return f"dots{self.kind.bits}_{least}_{self.depth}"
+
+    def ints(self, *operands: Node) -> tuple[Int, ...]:
+        return ()
 
     def flops(self, weight: Node, planes: Node, scale: Node, total: Node) -> Int:
         return planes.shape[0] * self.columns_in_all * self.depth * 2
@@ -66,8 +70,7 @@ class Dots:
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
     """The product by int8 dots, if its right factor is quantised and its rows are few."""
-    target = settings.target
-    if "avx512_vnni" not in target.features or settings.exact:
+    if not NEEDED <= settings.target.features or settings.exact:
         return None
     if found.left.shape[0] != 1 or upper(found.left.shape[1]) > ROWS:
         return None

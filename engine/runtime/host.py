@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import importlib.util
 import os
+import platform
 import shlex
 import shutil
 import sys
@@ -111,3 +113,11 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return cores
     return max(1, min(cores, int(quota) // int(period))) if quota != "max" else cores
+
+
+def allow_tiles() -> bool:
+    """Ask Linux for the AMX tile registers, which a process must do before it first uses them."""
+    if platform.machine() != "x86_64" or not sys.platform.startswith("linux"):
+        return False
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return ctypes.CDLL(None).syscall(arch_prctl, request, tile_data) == 0

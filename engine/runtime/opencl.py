@@ -21,6 +21,7 @@ from engine.render import Rendered, assemble, entry_points
 from engine.runtime import DEBUG, DeviceError, Step, UnknownDevice
 from engine.runtime.host import (
     cache_folder,
+    allow_tiles,
     cpu_flags,
     provide_linker,
     save,
@@ -48,6 +49,7 @@ class OpenCLDevice:
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
+        allow_tiles()
         atexit.register(self.queue.finish)  # or kernels outlive the memory they work on
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"

@@ -11,16 +11,87 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.clib import helpers
+from engine.dtype import bfloat16_to_float32, float32_to_bfloat16
 from engine.ir import Target
-from engine.runtime.host import cache_folder, save, saved
+from engine.runtime.host import allow_tiles, cache_folder, save, saved
 
-# feature -> (lanes, the other features its code needs)
-TRIALS = {"f16c": (1, ()), "avx512f": (16, ("f16c",))}
+
 SECONDS = 60  # a compiler that takes longer than this is not to be relied on
+
+DOTS = """__kernel void trial(__global int* out, __global const int* given) {
+  int16 sum = *(__global const int16*)(given + 32);
+  int16 a = *(__global const int16*)given, b = *(__global const int16*)(given + 16);
+  __asm__ volatile("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
+  *(__global int16*)out = sum;
+}"""
+PAIRS = """__kernel void trial(__global ushort* out, __global const float* given) {
+  float16 low = *(__global const float16*)given, high = *(__global const float16*)(given + 16);
+  __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vmovdqu16 %%zmm0, (%0)"
+                   :: "r"(out), "v"(low), "v"(high) : "xmm0", "memory");
+}"""
+TILES = """__kernel void trial(__global float* out, __global const uchar* given) {
+  __asm__ volatile("ldtilecfg (%0)\\n tilezero %%tmm0\\n tileloadd (%1, %3, 1), %%tmm1\\n"
+                   "tileloadd (%1, %3, 1), %%tmm2\\n tdpbf16ps %%tmm2, %%tmm1, %%tmm0\\n"
+                   "tilestored %%tmm0, (%2, %3, 1)\\n tilerelease"
+                   :: "r"(given), "r"(given + 64), "r"(out), "r"(64L) : "memory");
+}"""
+
+
+def _halves(lanes: int) -> Trial:
+    number, half = ("float", "ushort") if lanes == 1 else (f"float{lanes}", f"ushort{lanes}")
+    features = frozenset({"f16c", "avx512f"} if lanes == 16 else {"f16c"})
+    name = f"unpack_float16_{number}"
+    source = f"""{helpers(Target("opencl-cpu", True, lanes, 1, features))[name]}
+__kernel void trial(__global {number}* out, __global const {half}* given) {{
+  for (int i = 0; i < {64 // lanes}; i++) out[i] = {name}(given[i]);
+}}"""
+    values = np.arange(64, dtype=np.float16) * np.float16(0.37)
+    return Trial(source, values, values.astype(np.float32))
+
+
+def _dots() -> Trial:
+    given = np.arange(48, dtype=np.int32) * 0x01020304
+    a, b = given[:16].view(np.uint8).astype(np.int32), given[16:32].view(np.int8)
+    return Trial(DOTS, given, (a * b).reshape(16, 4).sum(1, dtype=np.int32) + given[32:])
+
+
+def _pairs() -> Trial:
+    values = np.arange(32, dtype=np.float32) * np.float32(0.37)
+    return Trial(PAIRS, values, float32_to_bfloat16(values))
+
+
+def _tiles() -> Trial:
+    config = np.zeros(64, np.uint8)
+    config[0] = 1
+    config[16:32:2] = 64
+    config[48:56] = 16
+    numbers = float32_to_bfloat16(np.arange(512, dtype=np.float32) % 7)
+    a = bfloat16_to_float32(numbers).reshape(16, 16, 2)
+    expected = np.einsum("mkp,knp->mn", a, a).astype(np.float32)
+    return Trial(TILES, np.concatenate([config, numbers.view(np.uint8)]), expected)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kernel `trial`, what it is given, and what it must make of that, bit for bit."""
+
+    source: str
+    given: np.ndarray
+    expected: np.ndarray
+
+
+TRIALS = {
+    "f16c": lambda: _halves(1),
+    "avx512f": lambda: _halves(16),
+    "avx512_vnni": _dots,
+    "avx512_bf16": _pairs,
+    "amx_bf16": _tiles,
+}
 
 
 def accepted(which: str, identity: str, flags: Iterable[str]) -> frozenset[str]:
@@ -37,13 +108,14 @@ def accepted(which: str, identity: str, flags: Iterable[str]) -> frozenset[str]:
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
-        works = {f: _try(which, f) for f in wanted}
+        all_work = _try(which, *wanted)  # as a rule; one process for all is quicker
+        works = {f: all_work or _try(which, f) for f in wanted}
         save(path, json.dumps(works).encode())
     return flags - {f for f in wanted if not works[f]}
 
 
-def _try(which: str, feature: str) -> bool:
-    command = [sys.executable, "-m", "engine.runtime.probe", which, feature]
+def _try(which: str, *features: str) -> bool:
+    command = [sys.executable, "-m", "engine.runtime.probe", which, *features]
     try:
         done = subprocess.run(command, capture_output=True, timeout=SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -51,32 +123,24 @@ def _try(which: str, feature: str) -> bool:
     return done.returncode == 0
 
 
-def _trial(which: str, feature: str) -> bool:
-    """Convert some halves with the feature's code; whether the numbers are right."""
+def _works(which: str, trial: Trial) -> bool:
+    """Run a trial on a device; whether the numbers are right."""
     from engine.runtime.opencl import import_pyopencl, pick
 
     cl = import_pyopencl()
     device = pick(cl, which)
     context = cl.Context([device])
     queue = cl.CommandQueue(context)
-    lanes, needs = TRIALS[feature]
-    target = Target("opencl-cpu", True, lanes, 1, frozenset({feature, *needs}))
-    number, half = ("float", "ushort") if lanes == 1 else (f"float{lanes}", f"ushort{lanes}")
-    name = f"unpack_float16_{number}"
-    source = f"""{helpers(target)[name]}
-__kernel void trial(__global {number}* out, __global const {half}* halves) {{
-  out[get_global_id(0)] = {name}(halves[get_global_id(0)]);
-}}"""
-    values = np.arange(64, dtype=np.float16) * np.float16(0.37)
-    out = np.zeros(64, np.float32)
+    allow_tiles()
+    out = np.zeros_like(trial.expected)
     flags = cl.mem_flags
-    given = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=values)
+    given = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=trial.given)
     made = cl.Buffer(context, flags.WRITE_ONLY, out.nbytes)
-    program = cl.Program(context, source).build(cache_dir=False)
-    cl.Kernel(program, "trial")(queue, (64 // lanes,), None, made, given)
+    program = cl.Program(context, trial.source).build(cache_dir=False)
+    cl.Kernel(program, "trial")(queue, (1,), None, made, given)
     cl.enqueue_copy(queue, out, made)
-    return bool((out == values.astype(np.float32)).all())
+    return bool((out == trial.expected).all())
 
 
 if __name__ == "__main__":
-    sys.exit(0 if _trial(*sys.argv[1:3]) else 1)
+    sys.exit(0 if all(_works(sys.argv[1], TRIALS[name]()) for name in sys.argv[2:]) else 1)

@@ -1,0 +1,217 @@
+"""Matrix products in bfloat16 on AMX: 32 rows by 32 columns in four tile registers at a time.
+
+The left factor is stored as bfloat16 (depth / 32, rows, 32), which whatever computes it writes
+directly. The right one is in tiles already (weights that are halves), or a work-group turns its
+panel of quantised blocks into tiles once and then goes through all rows with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine import dtype as dt
+from engine import graph as g
+from engine.graph import Node, Op
+from engine.recipes import blocks
+from engine.recipes.blocks import PANEL, Layout
+from engine.recipes.product import Product
+from engine.recipes.settings import Settings
+from engine.symbolic import Int, upper
+
+NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
+DEEP = 32  # summed elements per tile
+FEWEST = 2  # rows from which on tiles pay, where the device has no better recipe for fewer
+CONFIG = 64  # bytes of scratch for the shapes of the tile registers
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """(M, depth) times (N, depth), or the blocks of a quantised matrix where kind says how."""
+
+    depth: int
+    columns_in_all: Int
+    kind: Layout | None = None
+    columns: int = PANEL
+    strip: int = 32
+    block: int = 512
+
+    @property
+    def name(self) -> str:
+        if self.kind is None:
+            return f"tiles_{self.depth}"
+        least = "least" if self.kind.has_least else f"zero{self.kind.zero}"
+        return f"tiles{self.kind.bits}_{least}_{self.depth}"
+
+    @property
+    def work(self) -> int:
+        """The panel's tiles behind the configuration."""
+        return CONFIG + (0 if self.kind is None else self.depth * PANEL * 2)
+
+    def ints(self, left: Node, right: Node) -> tuple[Int, ...]:
+        """Rows of the left factor, panels of the right one."""
+        return left.shape[2], right.shape[1]
+
+    def flops(self, left: Node, right: Node) -> Int:
+        return left.shape[0] * left.shape[2] * self.columns_in_all * self.depth * 2
+
+    def meaning(self, left: Node, right: Node) -> Node:
+        batch, count, m, _ = left.shape
+        n, k = self.columns_in_all, self.depth
+        x = g.reshape(g.permute(g.cast(left, dt.float32), (0, 2, 1, 3)), (batch, m, k))
+        if self.kind is None:
+            w = g.permute(g.cast(right, dt.float32), (0, 1, 3, 5, 2, 4, 6))
+            w = g.reshape(w, (batch, right.shape[1] * PANEL, k))
+            w = g.shrink(w, ((0, batch), (0, n), (0, k)))
+        else:
+            w = g.binary(Op.ADD, *blocks.values(right, self.kind, n))
+            w = g.reshape(g.cast(g.cast(w, dt.bfloat16), dt.float32), (1, n, k))
+        shape = (batch, m, n, k)
+        x = g.expand(g.reshape(x, (batch, m, 1, k)), shape)
+        w = g.expand(g.reshape(w, (batch, 1, n, k)), shape)
+        return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))
+
+    def source(self) -> str:
+        return _source(self)
+
+
+def rewrite(found: Product, settings: Settings) -> Node | None:
+    """The product in bfloat16, where that loses nothing or may lose something."""
+    if not NEEDED <= settings.target.features or not isinstance(found.depth, int):
+        return None
+    batch, m, k = found.left.shape
+    n = found.right.shape[1]
+    if upper(m) < FEWEST or upper(n) < PANEL // 2 or k < DEEP // 2:
+        return None
+    weight = settings.is_weight(found.right)
+    if not (_is_bfloat16(found.left) and _is_bfloat16(found.right)):
+        if settings.exact or not weight:
+            return None
+    left = g.packed(_left(found.left))
+    depth = left.shape[1] * DEEP
+    matrix = settings.quantised(found.right)
+    if matrix is not None:
+        spec = Tiles(depth, n, blocks.layout(matrix))
+        return g.intrinsic(spec, (left, settings.pack(blocks.pack(matrix))))
+    right = _right(found.right)
+    right = settings.pack(right) if weight else g.packed(right)
+    return g.intrinsic(Tiles(depth, n), (left, right))
+
+
+def _is_bfloat16(x: Node) -> bool:
+    """Whether a float32 node holds numbers that are bfloat16 already."""
+    while x.op in g.MOVEMENT:
+        x = x.src[0]
+    return x.op is Op.CAST and x.src[0].dtype is dt.bfloat16
+
+
+def _left(x: Node) -> Node:
+    """(batch, M, depth) -> bfloat16 (batch, depth / 32, M, 32)."""
+    batch, m, k = x.shape
+    x = g.cast(g.pad(x, ((0, 0), (0, 0), (0, -k % DEEP))), dt.bfloat16)
+    return g.permute(g.reshape(x, (batch, m, -(-k // DEEP), DEEP)), (0, 2, 1, 3))
+
+
+def _right(x: Node) -> Node:
+    """(batch, N, depth) -> bfloat16 (batch, N / 32, depth / 32, 2, 16 pairs, 16 columns, 2)."""
+    batch, n, k = x.shape
+    x = g.cast(g.pad(x, ((0, 0), (0, -n % PANEL), (0, -k % DEEP))), dt.bfloat16)
+    shape = (batch, x.shape[1] // PANEL, 2, 16, x.shape[2] // DEEP, 16, 2)
+    return g.permute(g.reshape(x, shape), (0, 1, 4, 2, 5, 3, 6))
+
+
+# --- the instructions ------------------------------------------------------------------------
+
+# Palette 1, eight registers of 16 rows of 64 bytes.
+BEGIN = """
+static inline void zoo_tiles_begin(uchar* config) {
+  for (int i = 0; i < 64; i++) config[i] = 0;
+  config[0] = 1;
+  for (int i = 0; i < 8; i++) { config[16 + 2 * i] = 64; config[48 + i] = 16; }
+  __asm__ volatile("ldtilecfg (%0)" :: "r"(config) : "memory");
+}
+static inline void zoo_tiles_end(void) { __asm__ volatile("tilerelease" ::: "memory"); }
+"""
+
+# a and b: the numbers at 2 i and 2 i + 1 along the sum, of 16 outputs
+PAIRS = """
+static inline void zoo_store_pairs(ushort* p, float16 a, float16 b) {
+  const uint16 order = (uint16)(ORDER);
+  __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vpermw %%zmm0, %3, %%zmm0\\n vmovdqu16 %%zmm0, (%0)"
+                   :: "r"(p), "v"(a), "v"(b), "v"(order) : "xmm0", "memory");
+}
+typedef uint16 zoo_uint16 __attribute__((aligned(4)));
+static inline float16 zoo_load_halves(__global const uchar* p) {
+  float16 r;
+  __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const ushort16*)p));
+  return r;
+}
+""".replace("ORDER", ", ".join(str(i | (16 + i) << 16) for i in range(16)))
+
+
+def _source(spec: Tiles) -> str:
+    count = spec.depth // DEEP
+    panel = f"work + {CONFIG}"
+    space, fill = "const ushort*", ""
+    if spec.kind is not None:
+        fill = _fill(spec)
+    else:
+        space = "__global const ushort*"
+        panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL}"
+    given = "__global const ushort* left, __global const ushort* right, int batch, int row"
+    return f"""{BEGIN}{PAIRS if spec.kind else ""}
+static void {spec.name}_begin(uchar* work, {given}, int column, int m, int panels) {{
+  zoo_tiles_begin(work);{fill}
+}}
+static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, int m, int panels) {{
+  __global const ushort* a = left + ((long)batch * {count} * m + row) * {DEEP};
+  {space} b = ({space})({panel});
+  const long step = (long)m * {DEEP};
+  __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
+  for (int k = 0; k < {count}; k++) {{
+    __asm__ volatile(
+      "tileloadd (%0, %2, 1), %%tmm4\\n tileloadd (%1, %2, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
+      "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
+      "tileloadd 1024(%0, %2, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+      :: "r"(a), "r"(b), "r"(64L) : "memory");
+    a += step;
+    b += {2 * 512};
+  }}
+  __asm__ volatile(
+    "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
+    "tilestored %%tmm2, 2048(%0, %1, 1)\\n tilestored %%tmm3, 2112(%0, %1, 1)"
+    :: "r"(tile), "r"(128L) : "memory");
+}}"""
+
+
+def _fill(spec: Tiles) -> str:
+    """Code that turns the panel of blocks under `column` into tiles in `work`."""
+    kind, count = spec.kind, spec.depth // DEEP
+    least = (
+        f"zoo_load_halves(w + {2 * PANEL} + 32 * g)"
+        if kind.has_least
+        else f"scale * (float16)({float(-kind.zero)}f)"
+    )
+    steps = []
+    for nibble in range(8 // kind.bits):
+        for pair in (0, 1):
+            even, odd = (16 * pair + 8 * i + kind.bits * nibble for i in (0, 1))
+            at = f"(2 * u + {pair + 8 * nibble}) * 32"
+            a, b = (
+                f"convert_float16((x >> {s}u) & {(1 << kind.bits) - 1}u) * scale + least"
+                for s in (even, odd)
+            )
+            steps.append(f"          zoo_store_pairs(to + {at}, {a}, {b});")
+    lines = "\n".join(steps)
+    return f"""
+  __global const uchar* w = (__global const uchar*)right + (long)(column / {PANEL}) * {count * kind.nbytes};
+  ushort* to = (ushort*)(work + {CONFIG});
+  for (int k = 0; k < {count}; k++, w += {kind.nbytes}) {{
+    for (int g = 0; g < 2; g++, to += 512) {{
+      const float16 scale = zoo_load_halves(w + 32 * g), least = {least};
+      for (int u = 0; u < {kind.bits}; u++) {{
+        const uint16 x = *(__global const zoo_uint16*)(w + {2 * kind.halves} + 64 * (2 * u + g));
+{lines}
+      }}
+    }}
+  }}"""

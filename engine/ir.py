@@ -154,7 +154,7 @@ class Function:
     groups: Int
     body: list[Statement] = field(default_factory=list)
     scratch: tuple[Scratch, ...] = ()
-    support: str = ""  # source of the functions that a Call names
+    support: tuple[str, ...] = ()  # definitions of the functions that Calls name
 
 
 def show(function: Function) -> str:

@@ -90,7 +90,7 @@ class Lowering(Evaluator):
         self.starts: list[Int] = [0] * len(self.root.shape)  # of this work-group, along each axis
         self.counts: list[Int] = list(self.root.shape)  # how many outputs it makes along each
         self.scratch: list[Scratch] = []
-        self.support = ""
+        self.support: tuple[str, ...] = ()
 
     def function(self) -> Function:
         group = Var("group", 0, max(upper(self._groups()) - 1, 0))

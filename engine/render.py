@@ -47,7 +47,7 @@ class Rendered:
     types: tuple[str, ...] = field(compare=False)
     has_ints: bool = field(compare=False)
     helpers: frozenset[str] = field(compare=False)
-    support: str = field(compare=False, default="")  # what it calls besides the helpers
+    support: tuple[str, ...] = field(compare=False, default=())  # definitions it needs besides
 
 
 def render(function: Function, target: Target) -> Rendered:
@@ -65,7 +65,7 @@ def assemble(functions: Sequence[Rendered], target: Target) -> str:
     """The functions and the helpers that they call, each once."""
     needed = frozenset().union(*(f.helpers for f in functions), ())
     called = [text for name, text in helpers(target).items() if name in needed]
-    support = dict.fromkeys(f.support for f in functions if f.support)
+    support = dict.fromkeys(part for f in functions for part in f.support)
     return "\n".join([*called, *support, *(f.text for f in functions)])
 
 

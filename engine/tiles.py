@@ -24,7 +24,7 @@ from engine.symbolic import Expr, Int, minimum, substitute
 class Intrinsic(Protocol):
     """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
 
-    source is C: `NAME_tile(float* tile, [uchar* work,] operands…, int batch, int row, int column,
+    source is C, one definition or more: `NAME_tile(float* tile, [uchar* work,] operands…, int batch, int row, int column,
     int rows, ints…)` makes `rows` <= strip rows of `columns` sums each, row-major, from a multiple
     of `strip` and a multiple of `columns` on. If `work` > 0, work-groups first call
     `NAME_begin(work, operands…, batch, row, column, ints…)`, and `NAME_end()` at last. A tile may
@@ -39,7 +39,7 @@ class Intrinsic(Protocol):
 
     def meaning(self, *operands: Node) -> Node: ...
     def ints(self, *operands: Node) -> tuple[Int, ...]: ...
-    def source(self) -> str: ...
+    def source(self) -> tuple[str, ...]: ...
     def flops(self, *operands: Node) -> Int: ...
 
 
@@ -70,7 +70,7 @@ class _Tiled(Lowering):
 
     def _body(self) -> None:
         nodes = [node for node, _ in self.plan.where]
-        self.support = "\n".join(dict.fromkeys(n.arg.source() for n in nodes))
+        self.support = tuple(dict.fromkeys(part for n in nodes for part in n.arg.source()))
         strip = min(n.arg.strip for n in nodes)
         work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
         axis, block, rows = self.plan.rows, None, 1

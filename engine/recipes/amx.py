@@ -70,8 +70,8 @@ class Tiles:
         w = g.expand(g.reshape(w, (batch, 1, n, k)), shape)
         return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))
 
-    def source(self) -> str:
-        return _source(self)
+    def source(self) -> tuple[str, ...]:
+        return (BEGIN, *((PAIRS,) if self.kind else ()), _source(self))
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -158,7 +158,7 @@ def _source(spec: Tiles) -> str:
         space = "__global const ushort*"
         panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL}"
     given = "__global const ushort* left, __global const ushort* right, int batch, int row"
-    return f"""{BEGIN}{PAIRS if spec.kind else ""}
+    return f"""
 static void {spec.name}_begin(uchar* work, {given}, int column, int m, int panels) {{
   zoo_tiles_begin(work);{fill}
 }}

@@ -64,8 +64,8 @@ class Dots:
         summed = g.reduce(g.binary(Op.ADD, *products), "add", (3,))
         return g.reshape(summed, (1, m, n))
 
-    def source(self) -> str:
-        return _source(self)
+    def source(self) -> tuple[str, ...]:
+        return (_source(self),)
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:

@@ -11,7 +11,7 @@ from engine.dtype import int32
 from weights import Params
 from zoo.llama import model
 
-PREFILL = 128  # prompt tokens per call: enough rows to keep a matrix multiply busy
+PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
 SCORED = 32  # rows per call when the logits of every position are wanted
 
 

@@ -171,15 +171,45 @@ def _recombine(terms: dict[Expr, int]) -> int:
         if not isinstance(quotient, Expr) or terms.get(quotient) != m * k:
             continue
         del terms[term], terms[quotient]
-        c, inner = _terms(x)
-        const += c * k
-        for t, coefficient in inner:
-            total = terms.get(t, 0) + coefficient * k
-            if total:
-                terms[t] = total
-            else:
-                del terms[t]
+        const += _add(terms, x, k)
+    return const + _round(terms)
+
+
+def _round(terms: dict[Expr, int]) -> int:
+    """Rounding to a multiple of m in its shortest form, in place; returns the constant it brings.
+
+    x - x % m  ->  m * (x // m)   and   m * (x // m) - x  ->  -(x % m): so that a size that was
+    padded to whole tiles divides by them again.
+    """
+    const = 0
+    for term in [t for t in terms if t.op in ("mod", "div")]:
+        x, m = term.args
+        if term not in terms or not isinstance(m, int):
+            continue
+        scale = -terms[term] if term.op == "mod" else -terms[term] // m
+        inner = _terms(x)[1]
+        whole = term.op == "mod" or terms[term] % m == 0
+        if not whole or any(terms.get(t) != scale * k for t, k in inner):
+            continue
+        del terms[term]
+        const += _add(terms, x, -scale)
+        if term.op == "mod":
+            const += _add(terms, _floordiv(x, m), scale * m)
+        else:
+            const += _add(terms, _mod(x, m), scale)
     return const
+
+
+def _add(terms: dict[Expr, int], x: Int, scale: int) -> int:
+    """Add scale * x to terms, in place; returns the constant that x brings."""
+    const, inner = _terms(x)
+    for t, coefficient in inner:
+        total = terms.get(t, 0) + coefficient * scale
+        if total:
+            terms[t] = total
+        else:
+            terms.pop(t, None)
+    return const * scale
 
 
 def _product(a: Expr, b: Expr) -> Int:

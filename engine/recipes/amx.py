@@ -55,13 +55,11 @@ class Tiles:
         return left.shape[0] * left.shape[2] * self.columns_in_all * self.depth * 2
 
     def meaning(self, left: Node, right: Node) -> Node:
-        batch, count, m, _ = left.shape
-        n, k = self.columns_in_all, self.depth
-        x = g.reshape(g.permute(g.cast(left, dt.float32), (0, 2, 1, 3)), (batch, m, k))
+        x = left_values(left)
+        batch, m, k = x.shape
+        n = self.columns_in_all
         if self.kind is None:
-            w = g.permute(g.cast(right, dt.float32), (0, 1, 3, 5, 2, 4, 6))
-            w = g.reshape(w, (batch, right.shape[1] * PANEL, k))
-            w = g.shrink(w, ((0, batch), (0, n), (0, k)))
+            w = g.shrink(right_values(right), ((0, batch), (0, n), (0, k)))
         else:
             w = g.binary(Op.ADD, *blocks.values(right, self.kind, n))
             w = g.reshape(g.cast(g.cast(w, dt.bfloat16), dt.float32), (1, n, k))
@@ -86,13 +84,13 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     if not (_is_bfloat16(found.left) and _is_bfloat16(found.right)):
         if settings.exact or not weight:
             return None
-    left = g.packed(_left(found.left))
+    left = g.packed(left_tiles(found.left))
     depth = left.shape[1] * DEEP
     matrix = settings.quantised(found.right)
     if matrix is not None:
         spec = Tiles(depth, n, blocks.layout(matrix))
         return g.intrinsic(spec, (left, settings.pack(blocks.pack(matrix))))
-    right = _right(found.right)
+    right = right_tiles(found.right)
     right = settings.pack(right) if weight else g.packed(right)
     return g.intrinsic(Tiles(depth, n), (left, right))
 
@@ -104,19 +102,52 @@ def _is_bfloat16(x: Node) -> bool:
     return x.op is Op.CAST and x.src[0].dtype is dt.bfloat16
 
 
-def _left(x: Node) -> Node:
-    """(batch, M, depth) -> bfloat16 (batch, depth / 32, M, 32)."""
+def left_tiles(x: Node) -> Node:
+    """float32 (batch, M, depth) -> bfloat16 (batch, depth / 32, M, 32)."""
     batch, m, k = x.shape
     x = g.cast(g.pad(x, ((0, 0), (0, 0), (0, -k % DEEP))), dt.bfloat16)
     return g.permute(g.reshape(x, (batch, m, -(-k // DEEP), DEEP)), (0, 2, 1, 3))
 
 
-def _right(x: Node) -> Node:
-    """(batch, N, depth) -> bfloat16 (batch, N / 32, depth / 32, 2, 16 pairs, 16 columns, 2)."""
+def left_values(tiles: Node) -> Node:
+    """The way back from left_tiles: float32 (batch, M, depth, padded)."""
+    batch, count, m, _ = tiles.shape
+    x = g.permute(g.cast(tiles, dt.float32), (0, 2, 1, 3))
+    return g.reshape(x, (batch, m, count * DEEP))
+
+
+def right_tiles(x: Node) -> Node:
+    """float32 (batch, N, depth) -> uint32 (batch, N / 32, depth / 32, 2, 16, 16 columns).
+
+    A word holds the bfloat16 pair at 2 i and 2 i + 1 along the depth.
+    """
     batch, n, k = x.shape
-    x = g.cast(g.pad(x, ((0, 0), (0, -n % PANEL), (0, -k % DEEP))), dt.bfloat16)
+    x = g.pad(x, ((0, 0), (0, -n % PANEL), (0, -k % DEEP)))
     shape = (batch, x.shape[1] // PANEL, 2, 16, x.shape[2] // DEEP, 16, 2)
-    return g.permute(g.reshape(x, shape), (0, 1, 4, 2, 5, 3, 6))
+    x = g.permute(g.reshape(x, shape), (0, 1, 4, 2, 5, 3, 6))
+    even, odd = (_bits(x, i) for i in (0, 1))
+    high = g.binary(Op.SHL, odd, g.const(16, dt.uint32, odd.shape))
+    return g.binary(Op.OR, even, high)
+
+
+def _bits(pairs: Node, i: int) -> Node:
+    """The bfloat16 bits of pairs[..., i], as uint32."""
+    ranges = (*((0, n) for n in pairs.shape[:-1]), (i, i + 1))
+    one = g.reshape(g.shrink(pairs, ranges), pairs.shape[:-1])
+    return g.cast(g.bitcast(g.cast(one, dt.bfloat16), dt.uint16), dt.uint32)
+
+
+def right_values(tiles: Node) -> Node:
+    """The way back from right_tiles: float32 (batch, N, depth), both padded."""
+    batch, panels, count = tiles.shape[:3]
+    words = g.reshape(tiles, (*tiles.shape, 1))
+    shape = (*tiles.shape, 2)
+    shift = g.binary(Op.MUL, g.iota(2), g.const(16, dt.int32, (2,)))
+    shift = g.expand(g.reshape(g.cast(shift, dt.uint32), (1,) * 6 + (2,)), shape)
+    halves = g.cast(g.binary(Op.SHR, g.expand(words, shape), shift), dt.uint16)
+    x = g.cast(g.bitcast(halves, dt.bfloat16), dt.float32)
+    x = g.permute(x, (0, 1, 3, 5, 2, 4, 6))
+    return g.reshape(x, (batch, panels * PANEL, count * DEEP))
 
 
 # --- the instructions ------------------------------------------------------------------------
@@ -156,8 +187,9 @@ def _source(spec: Tiles) -> str:
         fill = _fill(spec)
     else:
         space = "__global const ushort*"
-        panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL}"
-    given = "__global const ushort* left, __global const ushort* right, int batch, int row"
+        panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL // 2}"
+    matrix = "uint" if spec.kind is None else "ushort"
+    given = f"__global const ushort* left, __global const {matrix}* right, int batch, int row"
     return f"""
 static void {spec.name}_begin(uchar* work, {given}, int column, int m, int panels) {{
   zoo_tiles_begin(work);{fill}

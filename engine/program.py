@@ -16,7 +16,6 @@ from engine.schedule import schedule
 from engine.symbolic import Expr, Var, upper
 from engine.tensor import Tensor
 
-
 PRECISIONS = ("auto", "f32")
 
 

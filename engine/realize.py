@@ -10,12 +10,13 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from engine.graph import MOVEMENT, Node, Op, Storage, graph_variables, make, rebuild, toposort
 from engine.lower import lower
 from engine.memory import SLACK, plan_memory
-from engine.recipes import choose, rewrite
+from engine.recipes import PASSES, choose
 from engine.recipes.settings import Settings
 from engine.render import render
 from engine.runtime import DEBUG, LOCK, Device, DeviceError, Replay, Step, get_device
@@ -65,9 +66,7 @@ class Recipes:
         self.device_name = name
         self.settings = Settings(device.target, exact, self._pack)
         self.taken: dict[Kernel, bool] = {}
-
-    def rewrite(self, node: Node) -> Node | None:
-        return rewrite(node, self.settings)
+        self.passes = [partial(rewrite, settings=self.settings) for rewrite in PASSES]
 
     def takes(self, kernel: Kernel) -> bool:
         form, _ = canonical(kernel)

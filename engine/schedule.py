@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -75,8 +75,8 @@ _executed: weakref.WeakKeyDictionary[Node, Node] = weakref.WeakKeyDictionary()
 class Specialise(Protocol):
     """What a device's recipes have to say on how a graph is cut; `realize.Recipes` is the one."""
 
-    def rewrite(self, node: Node) -> Node | None:
-        """The same value by an INTRINSIC over packed operands; None: leave it as it is."""
+    passes: Sequence[Callable[[Node], Node | None]]
+    """Each gives the same value by an INTRINSIC over packed operands; None: leave it as it is."""
 
     def takes(self, kernel: Kernel) -> bool:
         """Whether a kernel around INTRINSICs can be generated; else they are stored apart."""
@@ -89,7 +89,8 @@ def schedule(sinks: Sequence[Node], device: str, recipes: Specialise | None = No
     """
     sinks, origins = _resolve(sinks)
     if recipes is not None:
-        sinks = _rewritten(sinks, origins, recipes)
+        for rewrite in recipes.passes:
+            sinks = _rewritten(sinks, origins, rewrite)
     apart: set[Node] = set()
     while True:
         plan, origin = _cut(sinks, device, origins, apart)
@@ -110,14 +111,14 @@ def _inside(kernel: Kernel) -> list[Node]:
 
 
 def _rewritten(
-    sinks: Sequence[Node], origins: dict[Node, Node], recipes: Specialise
+    sinks: Sequence[Node], origins: dict[Node, Node], rewrite: Callable[[Node], Node | None]
 ) -> Sequence[Node]:
     """The sinks with every node that a recipe knows better replaced by what it makes of it."""
     order = toposort(sinks)
     new: dict[Node, Node] = {}
     for n in order:
         built = rebuild(n, new)
-        new[n] = recipes.rewrite(built) or built
+        new[n] = rewrite(built) or built
         if n.op is Op.ASSIGN and new[n] is not n:
             origins[new[n]] = origins.get(n, n)
     return [new[s] for s in sinks]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from engine.graph import Node
 from engine.ir import Target
 from engine.lower import Plan, plain
-from engine.recipes import amx, contraction, elementwise, product, rows, tiles, vnni
+from engine.recipes import amx, attention, contraction, elementwise, product, rows, tiles, vnni
 from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
@@ -20,8 +20,8 @@ REWRITES = (vnni.rewrite, amx.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 
-def rewrite(node: Node, settings: Settings) -> Node | None:
-    """The value of a node by an INTRINSIC, None where no recipe has a better way."""
+def _rewrite_product(node: Node, settings: Settings) -> Node | None:
+    """A sum of products by an INTRINSIC, None where no recipe has a better way."""
     found = product.find(node)
     if found is None:
         return None
@@ -31,6 +31,10 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
             if result is not None:
                 return order.restored(result)
     return None
+
+
+# each goes through the whole graph: what consists of several products has to come before them
+PASSES = (attention.rewrite, _rewrite_product)
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

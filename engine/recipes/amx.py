@@ -20,7 +20,7 @@ from engine.symbolic import Int, upper
 
 NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
 DEEP = 32  # summed elements per tile
-FEWEST = 2  # rows from which on tiles pay, where the device has no better recipe for fewer
+FEWEST = 2  # rows from which on tiles pay
 CONFIG = 64  # bytes of scratch for the shapes of the tile registers
 
 
@@ -81,7 +81,7 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     if upper(m) < FEWEST or upper(n) < PANEL // 2 or k < DEEP // 2:
         return None
     weight = settings.is_weight(found.right)
-    if not (_is_bfloat16(found.left) and _is_bfloat16(found.right)):
+    if not (is_bfloat16(found.left) and is_bfloat16(found.right)):
         if settings.exact or not weight:
             return None
     left = g.packed(left_tiles(found.left))
@@ -95,7 +95,7 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     return g.intrinsic(Tiles(depth, n), (left, right))
 
 
-def _is_bfloat16(x: Node) -> bool:
+def is_bfloat16(x: Node) -> bool:
     """Whether a float32 node holds numbers that are bfloat16 already."""
     while x.op in g.MOVEMENT:
         x = x.src[0]

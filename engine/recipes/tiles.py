@@ -98,7 +98,7 @@ def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, 
         size, extent = upper(block[axis]), facts.extent(axis)
         whole = size >= extent
         starts[var] = 0 if whole else Var(f"g{axis}", 0, (extent - 1) // size) * size
-        inside[var] = starts[var] + Var(f"j{axis}", 0, min(size, extent) - 1)
+        inside[var] = starts[var] + (Var(f"j{axis}", 0, min(size, extent) - 1) if size > 1 else 0)
     found: dict[Node, Index] = {}
     for node, (batch, row, column) in facts.tiles:
         corner = (batch, row, column // columns * columns)

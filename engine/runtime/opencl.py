@@ -20,8 +20,8 @@ from engine.ir import Target
 from engine.render import Rendered, assemble, entry_points
 from engine.runtime import DEBUG, DeviceError, Step, UnknownDevice
 from engine.runtime.host import (
-    cache_folder,
     allow_tiles,
+    cache_folder,
     cpu_flags,
     provide_linker,
     save,

@@ -20,7 +20,6 @@ from engine.dtype import bfloat16_to_float32, float32_to_bfloat16
 from engine.ir import Target
 from engine.runtime.host import allow_tiles, cache_folder, save, saved
 
-
 SECONDS = 60  # a compiler that takes longer than this is not to be relied on
 
 DOTS = """__kernel void trial(__global int* out, __global const int* given) {

@@ -1,0 +1,280 @@
+"""Attention on AMX without a matrix of scores in memory (Dao et al. 2022, FlashAttention).
+
+A work-group takes 32 queries of one head at a time through all keys that they see, some hundred
+keys at once: scores by tiles, their softmax by vectors, times the values by tiles again. What it
+keeps per query are the largest score so far and the sum of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine import dtype as dt
+from engine import graph as g
+from engine.graph import Node, Op
+from engine.recipes.amx import BEGIN, CONFIG, DEEP, NEEDED, is_bfloat16
+from engine.recipes.amx import left_tiles, left_values, right_tiles, right_values
+from engine.recipes.blocks import PANEL
+from engine.recipes.settings import Settings
+from engine.recipes.softmax import LOG2E, find_attention
+from engine.symbolic import Int, upper
+
+FEWEST = 33  # queries from which on rounding to bfloat16 and whole tiles pay
+CHUNK = 256  # keys whose scores lie in scratch memory at once
+STRIP = 32
+
+
+@dataclass(frozen=True)
+class Flash:
+    """(batch, T, depth) queries in tiles, keys (batch / heads, N, depth) and values (…, depth, N).
+
+    Scores come in powers of two: the queries are scaled by 1 / ln 2. Query i sees the first
+    i + visible keys, all if visible is None.
+    """
+
+    depth: int
+    width: int  # of a value
+    heads: int
+    keys: Int
+    visible: Int | None
+    strip: int = STRIP
+    block: int = 128
+
+    @property
+    def columns(self) -> int:
+        return -(-self.width // PANEL) * PANEL
+
+    @property
+    def name(self) -> str:
+        seen = "all" if self.visible is None else "causal"
+        return f"flash_{self.depth}_{self.width}_{self.heads}_{seen}"
+
+    @property
+    def work(self) -> int:
+        """Configuration, scores (float32), weights (bfloat16), two floats per query."""
+        return CONFIG + STRIP * CHUNK * (4 + 2) + STRIP * 2 * 4
+
+    def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
+        return queries.shape[2], self.keys, 0 if self.visible is None else self.visible
+
+    def flops(self, queries: Node, keys: Node, values: Node) -> Int:
+        pairs = queries.shape[0] * queries.shape[2] * self.keys
+        return pairs * (self.depth + self.width) * 2
+
+    def meaning(self, queries: Node, keys: Node, values: Node) -> Node:
+        q = left_values(queries)
+        batch, t, deep = q.shape
+        n, groups = self.keys, batch // self.heads
+        k = g.shrink(right_values(keys), ((0, groups), (0, n), (0, deep)))
+        v = g.shrink(right_values(values), ((0, groups), (0, self.width), (0, n)))
+        weights = softmax2(scores(q, k, self.heads), self.visible)
+        weights = g.cast(g.cast(weights[0], dt.bfloat16), dt.float32), weights[1]
+        return weighted(*weights, v, self.heads)
+
+    def source(self) -> tuple[str, ...]:
+        return (BEGIN, EXP2, _pieces(self), _source(self))
+
+
+def scores(q: Node, k: Node, heads: int) -> Node:
+    """(batch, T, D) and (batch / heads, N, D) -> (batch, T, N) products."""
+    batch, t, d = q.shape
+    n = k.shape[1]
+    shape = (batch, t, n, d)
+    q = g.expand(g.reshape(q, (batch, t, 1, d)), shape)
+    k = g.expand(_per_head(k, heads), shape)
+    return g.reshape(g.reduce(g.binary(Op.MUL, q, k), "add", (3,)), (batch, t, n))
+
+
+def _per_head(x: Node, heads: int) -> Node:
+    """(groups, a, b) -> (groups * heads, 1, a, b)."""
+    groups, a, b = x.shape
+    x = g.expand(g.reshape(x, (groups, 1, a, b)), (groups, heads, a, b))
+    return g.reshape(x, (groups * heads, 1, a, b))
+
+
+def softmax2(s: Node, visible: Int | None) -> tuple[Node, Node]:
+    """2 ** (s - max) of the keys that are seen, (batch, T, N), and its sum, (batch, T, 1)."""
+    if visible is not None:
+        _, t, n = s.shape
+        row = g.binary(Op.ADD, g.iota(t), g.const(visible, dt.int32, (t,)))
+        row = g.expand(g.reshape(row, (1, t, 1)), s.shape)
+        key = g.expand(g.reshape(g.iota(n), (1, 1, n)), s.shape)
+        seen = g.binary(Op.CMPLT, key, row)
+        s = g.where(seen, s, g.const(-float("inf"), dt.float32, s.shape))
+    largest = g.expand(g.reduce(s, "max", (2,)), s.shape)
+    minus = g.binary(Op.MUL, largest, g.const(-1.0, dt.float32, s.shape))
+    weights = g.unary(Op.EXP2, g.binary(Op.ADD, s, minus))
+    return weights, g.reduce(weights, "add", (2,))
+
+
+def weighted(weights: Node, total: Node, v: Node, heads: int) -> Node:
+    """(batch, T, N) weights and values (batch / heads, width, N) -> (batch, T, width)."""
+    batch, t, n = weights.shape
+    width = v.shape[1]
+    shape = (batch, t, width, n)
+    w = g.expand(g.reshape(weights, (batch, t, 1, n)), shape)
+    summed = g.reduce(g.binary(Op.MUL, w, g.expand(_per_head(v, heads), shape)), "add", (3,))
+    summed = g.reshape(summed, (batch, t, width))
+    return g.binary(Op.MUL, summed, g.expand(g.unary(Op.RECIP, total), summed.shape))
+
+
+def rewrite(node: Node, settings: Settings) -> Node | None:
+    """An attention of many queries, where its factors may be rounded to bfloat16."""
+    if node.op is not Op.REDUCE or not settings.target.features >= NEEDED | {"avx512dq"}:
+        return None
+    found = find_attention(node)
+    if found is None or upper(found.queries.shape[1]) < FEWEST:
+        return None
+    parts = (found.queries, found.keys, found.values)
+    if settings.exact and not all(is_bfloat16(x) for x in parts):
+        return None
+    if not all(isinstance(x.shape[2], int) and isinstance(x.shape[0], int) for x in parts):
+        return None
+    scale = g.const(found.scale * LOG2E, dt.float32, found.queries.shape)
+    queries = g.packed(left_tiles(g.binary(Op.MUL, found.queries, scale)))
+    keys = g.packed(right_tiles(found.keys))
+    values = g.packed(right_tiles(g.permute(found.values, (0, 2, 1))))
+    depth, width = queries.shape[1] * DEEP, found.values.shape[2]
+    spec = Flash(depth, width, found.heads, found.keys.shape[1], found.visible)
+    return found.product.restored(g.intrinsic(spec, (queries, keys, values)))
+
+
+# --- the instructions ------------------------------------------------------------------------
+
+# 2**x, relative error below 6e-6, 0 at -infinity: x - floor(x) by vreduceps, 2**floor(x) by vscalefps
+EXP2 = """
+static inline float16 zoo_exp2_short(float16 x) {
+  float16 r, p;
+  __asm__("vreduceps $1, %1, %0" : "=v"(r) : "v"(x));
+  p = r * 0.013534165f + 0.052011466f;
+  p = p * r + 0.24144275f;
+  p = p * r + 0.69300384f;
+  p = p * r + 1.0000026f;
+  __asm__("vscalefps %1, %0, %0" : "+v"(p) : "v"(x));
+  return p;
+}
+static inline float zoo_highest(float16 v) {
+  float8 a = max(v.lo, v.hi);
+  float4 b = max(a.lo, a.hi);
+  return max(max(b.x, b.y), max(b.z, b.w));
+}
+static inline float zoo_sum_of(float16 v) {
+  float8 a = v.lo + v.hi;
+  float4 b = a.lo + a.hi;
+  return (b.x + b.y) + (b.z + b.w);
+}
+"""
+
+
+def _source(spec: Flash) -> str:
+    deep = spec.depth // DEEP
+    causal = spec.visible is not None
+    given = (
+        "__global const ushort* queries, __global const uint* keys, __global const uint* values,"
+        " int batch, int row, int column"
+    )
+    sizes = "int m, int n, int visible"
+    last = "min(n, row + rows - 1 + visible)" if causal else "n"
+    end = "min(n, row + r + visible)" if causal else "n"
+    return f"""
+static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{ zoo_tiles_begin(work); }}
+static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
+  float* const s = (float*)(work + {CONFIG});
+  ushort* const p = (ushort*)(s + {STRIP * CHUNK});
+  float* const most = (float*)(p + {STRIP * CHUNK});
+  float* const sum = most + {STRIP};
+  const long panels = (n + {PANEL - 1}) / {PANEL};
+  __global const ushort* q = queries + ((long)batch * {deep} * m + row) * {DEEP};
+  __global const uint* k = keys + batch / {spec.heads} * panels * {deep * 512};
+  __global const uint* v = values + batch / {spec.heads} * panels * {spec.columns // PANEL * 512};
+  for (int r = 0; r < {STRIP}; r++) {{ most[r] = -INFINITY; sum[r] = 0.0f; }}
+  const int last = {last};
+  for (int first = 0; first < last; first += {CHUNK}) {{
+    const int blocks = (min({CHUNK}, last - first) + {PANEL - 1}) / {PANEL};
+    {spec.name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * 512}, blocks, m);
+    for (int r = 0; r < rows; r++) {{
+      const float f = {spec.name}_weights(s + r * {CHUNK}, p + r * {CHUNK}, blocks, {end} - first, most + r, sum + r);
+      if (first > 0)
+        for (int c = 0; c < {spec.columns}; c += 16) *(float16*)(tile + r * {spec.columns} + c) *= f;
+    }}
+    {spec.name}_values(tile, p, v + (long)(first / {PANEL}) * 512, panels, blocks, first > 0);
+  }}
+  for (int r = 0; r < rows; r++) {{
+    const float f = 1.0f / sum[r];
+    for (int c = 0; c < {spec.columns}; c += 16) *(float16*)(tile + r * {spec.columns} + c) *= f;
+  }}
+}}"""
+
+
+def _pieces(spec: Flash) -> str:
+    """The three parts of a chunk: scores, their weights, and the values times these."""
+    deep = spec.depth // DEEP
+    return f"""
+static inline void {spec.name}_scores(float* s, __global const ushort* q, __global const uint* k,
+    int blocks, int m) {{
+  for (int b = 0; b < blocks; b++, s += {PANEL}) {{
+    __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
+    __global const ushort* a = q;
+    for (int d = 0; d < {deep}; d++, k += 512, a += (long)m * {DEEP})
+      __asm__ volatile(
+        "tileloadd (%0, %2, 1), %%tmm4\\n tileloadd (%1, %2, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
+        "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
+        "tileloadd 1024(%0, %2, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+        :: "r"(a), "r"(k), "r"(64L) : "memory");
+    __asm__ volatile(
+      "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
+      "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"
+      :: "r"(s), "r"({CHUNK * 4}L), "r"(s + {16 * CHUNK}) : "memory");
+  }}
+}}
+static inline float {spec.name}_weights(float* s, ushort* p, int blocks, int seen, float* most, float* sum) {{
+  const int16 lanes = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (int i = max(0, seen) & ~15; i < blocks * {PANEL}; i += 16) {{
+    float16* x = (float16*)(s + i);
+    *x = select((float16)(-INFINITY), *x, lanes + i < (int16)(seen));
+  }}
+  float16 a = *(float16*)s, b = *(float16*)(s + 16);
+  for (int i = {PANEL}; i < blocks * {PANEL}; i += {PANEL}) {{
+    float16 x = *(float16*)(s + i), y = *(float16*)(s + i + 16);
+    __asm__("vmaxps %1, %0, %0" : "+v"(a) : "v"(x));
+    __asm__("vmaxps %1, %0, %0" : "+v"(b) : "v"(y));
+  }}
+  const float high = max(*most, max(zoo_highest(a), zoo_highest(b)));
+  const float16 from = (float16)(high == -INFINITY ? 0.0f : high);
+  float16 low = (float16)(0.0f), odd = low;
+  for (int i = 0; i < blocks * {PANEL}; i += {PANEL}) {{
+    const float16 x = zoo_exp2_short(*(float16*)(s + i) - from);
+    const float16 y = zoo_exp2_short(*(float16*)(s + i + 16) - from);
+    low += x;
+    odd += y;
+    __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vmovdqu16 %%zmm0, (%0)" :: "r"(p + i), "v"(x), "v"(y) : "xmm0", "memory");
+  }}
+  const float f = *most == -INFINITY ? 0.0f : zoo_exp2_short((float16)(*most) - from).s0;
+  *most = high;
+  *sum = *sum * f + zoo_sum_of(low + odd);
+  return f;
+}}
+static inline void {spec.name}_values(float* tile, const ushort* p, __global const uint* v, long panels,
+    int blocks, int more) {{
+  for (int c = 0; c < {spec.columns}; c += {PANEL}, v += panels * 512) {{
+    float* to = tile + c;
+    if (more)
+      __asm__ volatile(
+        "tileloadd (%0, %1, 1), %%tmm0\\n tileloadd 64(%0, %1, 1), %%tmm1\\n"
+        "tileloadd (%2, %1, 1), %%tmm2\\n tileloadd 64(%2, %1, 1), %%tmm3"
+        :: "r"(to), "r"({spec.columns * 4}L), "r"(to + {16 * spec.columns}) : "memory");
+    else
+      __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
+    for (int b = 0; b < blocks; b++)
+      __asm__ volatile(
+        "tileloadd (%0, %3, 1), %%tmm4\\n tileloadd (%2, %4, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
+        "tileloadd 1024(%2, %4, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
+        "tileloadd (%1, %3, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
+        :: "r"(p + b * {PANEL}), "r"(p + {16 * CHUNK} + b * {PANEL}), "r"(v + b * 512), "r"({CHUNK * 2}L), "r"(64L) : "memory");
+    __asm__ volatile(
+      "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
+      "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"
+      :: "r"(to), "r"({spec.columns * 4}L), "r"(to + {16 * spec.columns}) : "memory");
+  }}
+}}"""

@@ -11,7 +11,7 @@ from engine.indexing import Index
 from engine.ir import Target
 from engine.recipes.analysis import Facts, contiguous_score, store_score
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
+from engine.symbolic import Expr, Int, Var, bounds, substitute, upper, variables
 from engine.tiles import Intrinsic, TilePlan
 
 
@@ -65,26 +65,27 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None) -> 
     block: list[Int] = [n if facts.axes[a] not in used else 1 for a, n in enumerate(shape)]
     if rows is not None:
         block[rows] = shape[rows] if upper(shape[rows]) <= spec.block else spec.block
-    room = spec.columns
-    for stride, axis in sorted(_column_axes(facts)):
+    for _, axis in sorted(_column_axes(facts, rows)):
         extent = facts.extent(axis)
-        wanted = max(1, room // stride)
-        if wanted >= extent:
-            block[axis] = shape[axis]
-        else:
-            block[axis] = wanted
-            break
+        sizes = [1 << i for i in reversed(range(spec.columns.bit_length())) if 1 << i < extent]
+        for size in (shape[axis], *sizes):
+            trial = [*block[:axis], size, *block[axis + 1 :]]
+            if size == 1 or _corners(facts, trial, spec.columns) is not None:
+                block = trial
+                break
     return block
 
 
-def _column_axes(facts: Facts) -> list[tuple[int, int]]:
-    """(stride, axis) of the output axes along which the column moves evenly."""
+def _column_axes(facts: Facts, rows: int | None) -> list[tuple[float, int]]:
+    """(columns that a step along it passes, axis), for the output axes that move the column."""
     column = facts.tiles[0][1][2]
     out = []
     for axis, var in enumerate(facts.axes):
-        found = None if var is None else linear_in(column, var)
-        if found and found[0] > 0:
-            out.append((found[0], axis))
+        if var is None or axis == rows or var not in variables(column):
+            continue
+        others = {v: 0 for v in variables(column) if v is not var}
+        low, high = bounds(substitute(column, others))
+        out.append(((high - low) / (facts.extent(axis) - 1), axis))
     return out
 
 

@@ -11,7 +11,17 @@ from __future__ import annotations
 from engine.graph import Node
 from engine.ir import Target
 from engine.lower import Plan, plain
-from engine.recipes import amx, attention, contraction, elementwise, product, rows, tiles, vnni
+from engine.recipes import (
+    amx,
+    attention,
+    contraction,
+    elementwise,
+    few_queries,
+    product,
+    rows,
+    tiles,
+    vnni,
+)
 from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
@@ -34,7 +44,7 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
 
 
 # each goes through the whole graph: what consists of several products has to come before them
-PASSES = (attention.rewrite, _rewrite_product)
+PASSES = (attention.rewrite, few_queries.rewrite, _rewrite_product)
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

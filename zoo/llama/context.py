@@ -37,32 +37,31 @@ class Context:
         cache = model.init_cache(config, size + PREFILL - 1, device)
         start = (0, size - 1)
 
-        def last(ids, start_pos, length=None):
-            ids = ids if length is None else ids[:length]
-            return model.forward(params, config, ids, start_pos, cache, last_only=True)
+        def prefill(ids, start_pos, length):
+            model.extend(params, config, ids[:length], start_pos, cache)  # for the cache alone
 
-        def every(ids, start_pos):
+        def forward(ids, start_pos):
             return model.forward(params, config, ids, start_pos, cache)
 
-        self._decode = program(last, precision=dtype, start_pos=start)
-        self._prefill = program(last, precision=dtype, start_pos=start, length=(1, PREFILL))
-        self._score = program(every, precision=dtype, start_pos=start)
+        self._prefill = program(prefill, precision=dtype, start_pos=start, length=(1, PREFILL))
+        self._forward = program(forward, precision=dtype, start_pos=start)
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
-        """Logits of the token after `ids`, (vocab,) float32; at least one id, at most `size`."""
+        """Logits of the token after `ids`, (vocab,) float32; at least one id, at most `size`.
+
+        The last token goes alone through the same program as all that follow it: so its logits
+        don't depend on how much of the prompt was in the cache, and are as exact as theirs.
+        """
         at = self._keep(ids, len(ids) - 1)
-        while True:
-            part = list(ids[at : at + PREFILL])
-            if len(part) == 1:
-                out = self._decode(self._tensor(part), start_pos=at)
-            else:
-                padded = self._tensor(part + [0] * (PREFILL - len(part)))
-                out = self._prefill(padded, start_pos=at, length=len(part))
+        while at < len(ids) - 1:
+            part = list(ids[at : min(at + PREFILL, len(ids) - 1)])
+            padded = self._tensor(part + [0] * (PREFILL - len(part)))
+            self._prefill(padded, start_pos=at, length=len(part))
             at += len(part)
-            if at == len(ids):
-                logits = out.numpy()
-                self.ids += ids[len(self.ids) :]
-                return logits.reshape(-1)
+            self.ids += part
+        logits = self._forward(self._tensor(list(ids[at:])), start_pos=at).numpy()
+        self.ids += ids[at:]
+        return logits.reshape(-1)
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every one of `ids`, (len(ids), vocab) float32; nothing is reused."""
@@ -71,7 +70,7 @@ class Context:
         for at in range(0, len(ids), SCORED):
             part = list(ids[at : at + SCORED])
             # The padding leaves rows in the cache that are overwritten before they are attended.
-            out = self._score(self._tensor(part + [0] * (SCORED - len(part))), start_pos=at)
+            out = self._forward(self._tensor(part + [0] * (SCORED - len(part))), start_pos=at)
             rows.append(np.array(out.numpy()[: len(part)]))
         self.ids += ids
         return np.concatenate(rows)

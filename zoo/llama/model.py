@@ -109,13 +109,8 @@ def feed_forward(p: Params, x: Tensor) -> Tensor:
     return linear(p.w2, silu(linear(p.w1, x)) * linear(p.w3, x))
 
 
-def forward(
-    p: Params, config: Config, ids: Tensor, start: Int, cache: Cache, last_only: bool = False
-) -> Tensor:
-    """Logits (T, vocab) of T new tokens at positions start …; writes their keys and values.
-
-    With last_only, the logits of the last token alone: (1, vocab).
-    """
+def extend(p: Params, config: Config, ids: Tensor, start: Int, cache: Cache) -> Tensor:
+    """(T, dim): T new tokens, at positions start …, after all blocks; writes keys and values."""
     x = embedding(p.tok_embeddings, ids)  # (T, dim)
     for n, block in enumerate(p.layers):
         x = x + attend(
@@ -127,7 +122,10 @@ def forward(
             n,
         )
         x = x + feed_forward(block.feed_forward, rms_norm(block.ffn_norm, x, config.norm_eps))
-    if last_only:
-        x = x[ids.shape[0] - 1 :]
-    x = rms_norm(p.norm, x, config.norm_eps)
+    return x
+
+
+def forward(p: Params, config: Config, ids: Tensor, start: Int, cache: Cache) -> Tensor:
+    """Logits (T, vocab) of T new tokens at positions start …; writes their keys and values."""
+    x = rms_norm(p.norm, extend(p, config, ids, start, cache), config.norm_eps)
     return linear(p.output if "output" in p else p.tok_embeddings, x).cast(dtype.float32)

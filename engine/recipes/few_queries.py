@@ -1,7 +1,7 @@
 """Attention of a few queries in float32: the decoding step, which is bound by reading the cache.
 
-Keys and values are read where they lie, through their strides. Up to four queries that share them
-go through some hundred keys at a time; no score leaves the work-group.
+Keys and values are read where they lie, through their strides. A work-group takes one query through
+some hundred keys at a time; no score leaves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from engine.recipes.views import Operand, View, strided, view_of
 from engine.symbolic import Int, upper
 
 CHUNK = 512  # keys whose scores lie in scratch memory at once
-STRIP = 4  # queries at a time
 MOST = 64  # queries up to which this is the better way on any device
 WIDE = 4  # vectors of a value that are summed at once
 
@@ -39,8 +38,8 @@ class FewQueries:
     key_view: View
     value_view: View
     lanes: int
-    strip: int = STRIP
-    block: int = 16
+    strip: int = 1
+    block: int = 1
 
     @property
     def columns(self) -> int:
@@ -54,8 +53,8 @@ class FewQueries:
 
     @property
     def work(self) -> int:
-        """A row of scores per query, with room for a whole vector at its end."""
-        return STRIP * (CHUNK + 16) * 4
+        """The scores, with room for a whole vector at their end."""
+        return (CHUNK + 16) * 4
 
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
         return queries.shape[1], self.keys, 0 if self.visible is None else self.visible
@@ -69,9 +68,7 @@ class FewQueries:
         return weighted(*weights, v, self.heads)
 
     def source(self) -> tuple[str, ...]:
-        rows = range(1, STRIP + 1)
-        parts = [_scores(self, n) for n in rows] + [_values(self, n) for n in rows]
-        return (_helpers(self.lanes), *parts, _source(self))
+        return (_helpers(self.lanes), _scores(self), _values(self), _source(self))
 
 
 def rewrite(node: Node, settings: Settings) -> Node | None:
@@ -153,184 +150,136 @@ static inline float zoo_add_lanes({f} v) {{
 }}"""
 
 
-def _scores(spec: FewQueries, rows: int) -> str:
-    """s[r][j] = queries[r] . keys[first + j]."""
+def _scores(spec: FewQueries) -> str:
+    """s[j] = query . keys[j]."""
     lanes, depth = spec.lanes, spec.depth
     _, key, deep = spec.key_view.strides
-    head = (
-        f"static void {spec.name}_scores{rows}(float* s, __global const float* q, "
-        "__global const float* k, int count, int before) {"
-    )
-    each = range(rows)
-    if key == 1:
-        start = " ".join(f"float{lanes} a{r} = (float{lanes})(0.0f), b{r} = a{r};" for r in each)
-        one = " ".join(f"float{lanes} a{r} = (float{lanes})(0.0f);" for r in each)
-        both = " ".join(
-            f"a{r} += q[{r * depth} + d] * x; b{r} += q[{r * depth} + d] * y;" for r in each
-        )
-        single = " ".join(f"a{r} += q[{r * depth} + d] * x;" for r in each)
-        row = CHUNK + 16
-        keep = " ".join(f"*(zoo_loose*)(s + {r * row} + j) = a{r};" for r in each)
-        keep_b = " ".join(f"*(zoo_loose*)(s + {r * row} + j + {lanes}) = b{r};" for r in each)
-        scalar = " ".join(f"s[{r * row} + j] = 0.0f;" for r in each)
-        adds = " ".join(
-            f"s[{r * row} + j] += q[{r * depth} + d] * k[j + d * {deep}];" for r in each
-        )
-        body = f"""
+    body = _dots_of_columns(lanes, depth, deep) if key == 1 else _dots_of_rows(lanes, depth, key)
+    return f"""
+static void {spec.name}_scores(float* s, __global const float* q, __global const float* k, int count) {{
   int j = 0;
-  for (; j + {2 * lanes} <= count; j += {2 * lanes}) {{
-    {start}
+{body}
+  for (; j < count; j++) {{
+    float t = 0.0f;
+    for (int d = 0; d < {depth}; d++) t += q[d] * k[(long)j * {key} + d * {deep}];
+    s[j] = t;
+  }}
+}}"""
+
+
+def _dots_of_columns(lanes: int, depth: int, deep: int) -> str:
+    """Neighbouring keys lie side by side: each is a lane."""
+    f = f"float{lanes}"
+    return f"""  for (; j + {2 * lanes} <= count; j += {2 * lanes}) {{
+    {f} a = ({f})(0.0f), b = a;
     for (int d = 0; d < {depth}; d++) {{
-      const float{lanes} x = *(__global const zoo_loose*)(k + j + d * {deep});
-      const float{lanes} y = *(__global const zoo_loose*)(k + j + {lanes} + d * {deep});
-      {both}
+      a += q[d] * *(__global const zoo_loose*)(k + j + (long)d * {deep});
+      b += q[d] * *(__global const zoo_loose*)(k + j + {lanes} + (long)d * {deep});
     }}
-    {keep} {keep_b}
-  }}
-  while (j < count) {{
-    if (j + {lanes} > count && count + before >= {lanes}) j = count - {lanes};
-    if (j + {lanes} <= count) {{
-      {one}
-      for (int d = 0; d < {depth}; d++) {{
-        const float{lanes} x = *(__global const zoo_loose*)(k + j + d * {deep});
-        {single}
-      }}
-      if (j >= 0) {{ {keep} }}
-      else {{ for (int i = -j; i < {lanes}; i++) {{ {" ".join(f"s[{r * row} + j + i] = ((float*)&a{r})[i];" for r in each)} }} }}
-      j += {lanes};
-    }} else {{
-      {scalar}
-      for (int d = 0; d < {depth}; d++) {{ {adds} }}
-      j++;
-    }}
-  }}
-}}"""
-        return head + body
-    vectors = depth // lanes
-    sums = " ".join(f"float{lanes} a{r} = (float{lanes})(0.0f);" for r in each)
-    steps = " ".join(
-        f"a{r} += *(__global const zoo_loose*)(q + {r * depth} + d) * x;" for r in each
-    )
-    rest = "".join(
-        f"\n    for (int d = {vectors * lanes}; d < {depth}; d++) t{r} += q[{r * depth} + d] * k[j * {key} + d];"
-        for r in each
-        if depth % lanes
-    )
-    totals = " ".join(f"float t{r} = zoo_add_lanes(a{r});" for r in each)
-    keep = " ".join(f"s[{r * (CHUNK + 16)} + j] = t{r};" for r in each)
-    return (
-        head
-        + f"""
-  for (int j = 0; j < count; j++) {{
-    {sums}
-    for (int d = 0; d < {vectors * lanes}; d += {lanes}) {{
-      const float{lanes} x = *(__global const zoo_loose*)(k + j * {key} + d);
-      {steps}
-    }}
-    {totals}{rest}
-    {keep}
-  }}
-}}"""
-    )
+    *(zoo_loose*)(s + j) = a;
+    *(zoo_loose*)(s + j + {lanes}) = b;
+  }}"""
 
 
-def _values(spec: FewQueries, rows: int) -> str:
-    """tile[r] = tile[r] * f[r] + sum over j of s[r][j] * values[first + j]."""
-    lanes, width, row = spec.lanes, spec.width, CHUNK + 16
-    key = spec.value_view.strides[1]
-    each = range(rows)
+def _dots_of_rows(lanes: int, depth: int, key: int) -> str:
+    """As many keys as there are lanes: a vector of partial sums each, all folded in one tree."""
+    f, whole = f"float{lanes}", depth - depth % lanes
+    names = [f"x{i}" for i in range(lanes)]
+    lines = [f"{f} {x} = ({f})(0.0f);" for x in names]
+    for d in range(0, whole, lanes):
+        lines.append(f"const {f} q{d} = *(__global const zoo_loose*)(q + {d});")
+        lines += [
+            f"{x} += q{d} * *(__global const zoo_loose*)(k + (long)(j + {i}) * {key} + {d});"
+            for i, x in enumerate(names)
+        ]
+    for d in range(whole, depth):
+        lines += [
+            f"{x}.s0 += q[{d}] * k[(long)(j + {i}) * {key} + {d}];" for i, x in enumerate(names)
+        ]
+    while len(names) > 1:
+        pairs = list(zip(names[::2], names[1::2]))
+        names = [f"{a}_" for a, _ in pairs]
+        lines += [
+            f"const {f} {c} = ({f})({a}.even + {a}.odd, {b}.even + {b}.odd);"
+            for c, (a, b) in zip(names, pairs)
+        ]
+    lines.append(f"*(zoo_loose*)(s + j) = {names[0]};")
+    body = "\n    ".join(lines)
+    return f"""  for (; j + {lanes} <= count; j += {lanes}) {{
+    {body}
+  }}"""
+
+
+def _values(spec: FewQueries) -> str:
+    """tile = tile * f + sum over j of s[j] * values[j]."""
+    lanes, width, key = spec.lanes, spec.width, spec.value_view.strides[1]
+    f, whole = f"float{lanes}", width - width % lanes
     parts = []
-    for at in range(0, width - width % lanes, WIDE * lanes):
-        vectors = range(min(WIDE, (width - at) // lanes))
-        start = " ".join(
-            f"float{lanes} a{r}{i} = *(zoo_loose*)(tile + {r * width + at + i * lanes}) * f[{r}];"
-            for r in each
-            for i in vectors
+    for at in range(0, whole, WIDE * lanes):
+        columns = list(range(at, min(at + WIDE * lanes, whole), lanes))
+        start = " ".join(f"{f} a{c} = *(zoo_loose*)(tile + {c}) * f;" for c in columns)
+        steps = " ".join(
+            f"a{c} += s[j] * *(__global const zoo_loose*)(v + (long)j * {key} + {c});"
+            for c in columns
         )
-        loads = " ".join(
-            f"const float{lanes} x{i} = *(__global const zoo_loose*)(v + (long)j * {key} + {at + i * lanes});"
-            for i in vectors
-        )
-        steps = " ".join(f"a{r}{i} += s[{r * row} + j] * x{i};" for r in each for i in vectors)
-        keep = " ".join(
-            f"*(zoo_loose*)(tile + {r * width + at + i * lanes}) = a{r}{i};"
-            for r in each
-            for i in vectors
-        )
-        parts.append(f"""  {{ {start}
-    for (int j = 0; j < count; j++) {{ {loads} {steps} }}
-    {keep} }}""")
-    rest = " ".join(
-        f"float a{r} = tile[{r * width} + c] * f[{r}]; "
-        f"for (int j = 0; j < count; j++) a{r} += s[{r * row} + j] * v[(long)j * {key} + c]; "
-        f"tile[{r * width} + c] = a{r};"
-        for r in each
-    )
+        keep = " ".join(f"*(zoo_loose*)(tile + {c}) = a{c};" for c in columns)
+        parts.append(f"""  {{
+    {start}
+    for (int j = 0; j < count; j++) {{ {steps} }}
+    {keep}
+  }}""")
     if width % lanes:
-        parts.append(f"  for (int c = {width - width % lanes}; c < {width}; c++) {{ {rest} }}")
+        parts.append(f"""  for (int c = {whole}; c < {width}; c++) {{
+    float a = tile[c] * f;
+    for (int j = 0; j < count; j++) a += s[j] * v[(long)j * {key} + c];
+    tile[c] = a;
+  }}""")
     body = "\n".join(parts)
-    return f"""static void {spec.name}_values{rows}(float* tile, const float* s, const float* f,
-    __global const float* v, int count) {{
+    return f"""
+static void {spec.name}_values(float* tile, const float* s, float f, __global const float* v, int count) {{
 {body}
 }}"""
 
 
 def _source(spec: FewQueries) -> str:
-    lanes, row, width = spec.lanes, CHUNK + 16, spec.width
-    causal = spec.visible is not None
+    f, lanes, width = f"float{spec.lanes}", spec.lanes, spec.width
     group, key, _ = spec.key_view.strides
+    head, value, _ = spec.value_view.strides
+    last = "n" if spec.visible is None else "min(n, row + visible)"
     given = (
         "__global const float* queries, __global const float* keys, __global const float* values,"
         " int batch, int row, int column"
     )
     sizes = "int m, int n, int visible"
-    last = "min(n, row + rows - 1 + visible)" if causal else "n"
-    seen = f"clamp(row + r + visible - first, 0, count)" if causal else "count"
-
-    def by_rows(call: str) -> str:
-        cases = " ".join(f"case {n}: {call.format(n)} break;" for n in range(1, STRIP + 1))
-        return f"switch (rows) {{ {cases} }}"
-
-    at_keys = f"k + (long)first * {key}"
-    at_values = f"v + (long)first * {spec.value_view.strides[1]}"
     return f"""
 static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{}}
 static void {spec.name}_end(void) {{}}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)work;
-  float most[{STRIP}], sum[{STRIP}], f[{STRIP}];
   __global const float* q = queries + ((long)batch * m + row) * {spec.depth};
   __global const float* k = keys + {spec.key_view.offset} + (long)(batch / {spec.heads}) * {group};
-  __global const float* v = values + {spec.value_view.offset} + (long)(batch / {spec.heads}) * {spec.value_view.strides[0]};
-  for (int r = 0; r < rows; r++) {{ most[r] = -INFINITY; sum[r] = 0.0f; }}
-  for (int i = 0; i < rows * {width}; i++) tile[i] = 0.0f;
+  __global const float* v = values + {spec.value_view.offset} + (long)(batch / {spec.heads}) * {head};
+  float most = -INFINITY, sum = 0.0f;
+  for (int c = 0; c < {width}; c++) tile[c] = 0.0f;
   const int last = {last};
   for (int first = 0; first < last; first += {CHUNK}) {{
     const int count = min({CHUNK}, last - first);
-    {by_rows(f"{spec.name}_scores{{}}(s, q, {at_keys}, count, first);")}
-    for (int r = 0; r < rows; r++) {{
-      float* x = s + r * {row};
-      const int seen = {seen};
-      for (int j = seen; j < (count + {lanes - 1}) / {lanes} * {lanes}; j++) x[j] = -INFINITY;
-      float{lanes} a = (float{lanes})(-INFINITY);
-      for (int j = 0; j < count; j += {lanes}) a = max(a, *(zoo_loose*)(x + j));
-      const float high = max(most[r], zoo_max_lane(a));
-      const float{lanes} from = (float{lanes})(high == -INFINITY ? 0.0f : high);
-      a = (float{lanes})(0.0f);
-      for (int j = 0; j < count; j += {lanes}) {{
-        const float{lanes} e = zoo_power(*(zoo_loose*)(x + j) - from);
-        *(zoo_loose*)(x + j) = e;
-        a += e;
-      }}
-      for (int j = seen; j < count; j++) x[j] = 0.0f;
-      f[r] = most[r] == -INFINITY ? 0.0f : zoo_power((float{lanes})(most[r]) - from).s0;
-      most[r] = high;
-      sum[r] = sum[r] * f[r] + zoo_add_lanes(a);
+    {spec.name}_scores(s, q, k + (long)first * {key}, count);
+    for (int j = count; j % {lanes} != 0; j++) s[j] = -INFINITY;
+    {f} a = ({f})(-INFINITY);
+    for (int j = 0; j < count; j += {lanes}) a = max(a, *(zoo_loose*)(s + j));
+    const float high = max(most, zoo_max_lane(a));
+    a = ({f})(0.0f);
+    for (int j = 0; j < count; j += {lanes}) {{
+      const {f} e = zoo_power(*(zoo_loose*)(s + j) - ({f})(high));
+      *(zoo_loose*)(s + j) = e;
+      a += e;
     }}
-    {by_rows(f"{spec.name}_values{{}}(tile, s, f, {at_values}, count);")}
+    const float f = first == 0 ? 0.0f : zoo_power(({f})(most - high)).s0;
+    {spec.name}_values(tile, s, f, v + (long)first * {value}, count);
+    most = high;
+    sum = sum * f + zoo_add_lanes(a);
   }}
-  for (int r = 0; r < rows; r++) {{
-    const float scale = 1.0f / sum[r];
-    for (int c = 0; c < {width}; c++) tile[r * {width} + c] *= scale;
-  }}
+  const float scale = 1.0f / sum;
+  for (int c = 0; c < {width}; c++) tile[c] *= scale;
 }}"""

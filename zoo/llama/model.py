@@ -46,7 +46,7 @@ class Config:
 class Cache:
     """Keys and values of the tokens so far, and the rotary table: one entry per layer in k, v."""
 
-    k: list[Tensor]  # (K, D, context): the axis that attention sums over comes first
+    k: list[Tensor]  # (K, context, D)
     v: list[Tensor]  # (K, context, D)
     rope: Tensor  # (2, context, D / 2): cosines, sines
 
@@ -58,7 +58,7 @@ def init_cache(config: Config, context: int, device: str | None = None) -> Cache
     def empty(*shape: int) -> list[Tensor]:
         return [Tensor.zeros(*shape, device=device).contiguous() for _ in range(config.n_layers)]
 
-    k, v = empty(heads, d, context), empty(heads, context, d)
+    k, v = empty(heads, context, d), empty(heads, context, d)
     k[0].realize(*k[1:], *v)
     table = rope_table(context, d, config.rope_theta)
     return Cache(k, v, rope=Tensor.from_numpy(table, device=device))
@@ -93,11 +93,11 @@ def attend(p: Params, x: Tensor, config: Config, start: Int, cache: Cache, layer
     v = linear(p.wv, x).reshape(t, config.n_kv_heads, d).permute(1, 0, 2)  # (K, T, D)
     cos, sin = cache.rope[0, start : start + t], cache.rope[1, start : start + t]  # (T, D/2)
     keys, values = cache.k[layer], cache.v[layer]
-    keys[:, :, start : start + t] = rope(k, cos, sin).transpose()
+    keys[:, start : start + t] = rope(k, cos, sin)
     values[:, start : start + t] = v
     out = attention(
         rope(q, cos, sin),
-        keys[:, :, : start + t].transpose(),  # (K, S, D)
+        keys[:, : start + t],
         values[:, : start + t],
         causal_mask(t, start + t, start),
     )

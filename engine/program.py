@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import index
@@ -10,9 +11,10 @@ from typing import Any
 from engine import graph as g
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, make
-from engine.realize import Prepared, prepare, recipes_of
+from engine.prepare import Prepared, prepare
 from engine.runtime import LOCK, get_device
 from engine.schedule import schedule
+from engine.specialise import recipes_of
 from engine.symbolic import Expr, Var, upper
 from engine.tensor import Tensor
 
@@ -96,6 +98,8 @@ class Program:
             held.append(Tensor(g.buffer(storage, t.shape), device=t.device))
         recorder = tensors.Recorder()
         tensors._recorders.append(recorder)
+        collects = gc.isenabled()
+        gc.disable()  # thousands of nodes are made and none is garbage: looking takes 0.2 s
         try:
             result = self.function(*held, **self.variables)
             return self._prepared(held, storages, result, recorder, self.exact)
@@ -104,6 +108,8 @@ class Program:
             raise
         finally:
             tensors._recorders.remove(recorder)
+            if collects:
+                gc.enable()
 
     @staticmethod
     def _prepared(

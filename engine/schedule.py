@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Protocol
 
 from engine.fusion import Fusion
-from engine.graph import ELEMENTWISE, Node, Op, Storage, buffer, make, rebuild, toposort
+from engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, Storage, buffer, make, rebuild, toposort
 from engine.symbolic import Int, product, upper
 
 Box = tuple[tuple[Int, Int], ...]
@@ -32,6 +32,14 @@ class Kernel:
     def reads(self) -> list[Node]:
         """The BUFFER leaves, each once, in a fixed order."""
         return [n for n in toposort([self.root]) if n.op is Op.BUFFER]
+
+    @property
+    def writes_zeros(self) -> bool:
+        """Whether it fills the whole target with a plain 0."""
+        return self.box is None and all(
+            n.op in MOVEMENT or (n.op is Op.CONST and repr(n.arg) in ("0", "0.0", "False"))
+            for n in toposort([self.root])
+        )
 
 
 def cost(kernel: Kernel) -> tuple[Int, Int]:

@@ -30,6 +30,8 @@ ENGINE_ORDER = (
     "spell",
     "render",
     "runtime",
+    "prepare",
+    "specialise",
     "realize",
     "tensor",
     "functional",

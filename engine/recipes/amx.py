@@ -47,6 +47,9 @@ class Tiles:
         """The panel's tiles behind the configuration."""
         return CONFIG + (0 if self.kind is None else self.depth * PANEL * 2)
 
+    def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
+        return left.shape[0], left.shape[2], self.columns_in_all
+
     def ints(self, left: Node, right: Node) -> tuple[Int, ...]:
         """Rows of the left factor, panels of the right one."""
         return left.shape[2], right.shape[1]
@@ -86,12 +89,13 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
             return None
     left = g.packed(left_tiles(found.left))
     depth = left.shape[1] * DEEP
-    matrix = settings.quantised(found.right)
-    if matrix is not None:
-        spec = Tiles(depth, n, blocks.layout(matrix))
-        return g.intrinsic(spec, (left, settings.pack(blocks.pack(matrix))))
-    right = right_tiles(found.right)
-    right = settings.pack(right) if weight else g.packed(right)
+    kind = settings.blocks(found.right)
+    if kind is not None:
+        return g.intrinsic(Tiles(depth, n, kind), (left, settings.pack(found.right, blocks.pack)))
+    if weight:
+        right = settings.pack(found.right, right_tiles)
+    else:
+        right = g.packed(right_tiles(found.right))
     return g.intrinsic(Tiles(depth, n), (left, right))
 
 

@@ -54,6 +54,9 @@ class Flash:
         """Configuration, scores (float32), weights (bfloat16), two floats per query."""
         return CONFIG + STRIP * CHUNK * (4 + 2) + STRIP * 2 * 4
 
+    def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
+        return queries.shape[0], queries.shape[2], self.width
+
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
         return queries.shape[2], self.keys, 0 if self.visible is None else self.visible
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.recipes.product import BLOCK, Quantised
+from engine.recipes.product import BLOCK, quantised
 from engine.symbolic import Int
 
 PANEL = 32  # outputs
@@ -51,13 +51,16 @@ class Layout:
         return (8 // self.bits, self.bits, 2, 2)
 
 
-def layout(matrix: Quantised) -> Layout:
-    return Layout(matrix.bits, matrix.zero, matrix.least is not None)
+def layout(factor: Node) -> Layout | None:
+    """The Layout for a (1, rows, depth) factor, None if it isn't made from small ints."""
+    matrix = quantised(g.reshape(factor, factor.shape[1:])) if factor.shape[0] == 1 else None
+    return matrix and Layout(matrix.bits, matrix.zero, matrix.least is not None)
 
 
-def pack(matrix: Quantised) -> Node:
+def pack(factor: Node) -> Node:
     """The blocks, uint16 (panels, depth / 32, words), as writes into a buffer of zeros."""
-    kind = layout(matrix)
+    matrix = quantised(g.reshape(factor, factor.shape[1:]))
+    kind = layout(factor)
     panels = (matrix.q.shape[0] + PANEL - 1) // PANEL
     depth_blocks = matrix.q.shape[1] // BLOCK
     shape = (panels, depth_blocks, kind.words)

@@ -56,6 +56,9 @@ class FewQueries:
         """The scores, with room for a whole vector at their end."""
         return (CHUNK + 16) * 4
 
+    def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
+        return *queries.shape[:2], self.width
+
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
         return queries.shape[1], self.keys, 0 if self.visible is None else self.visible
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from engine import dtype as dt
 from engine import graph as g
-from engine.graph import Node, Op, toposort
+from engine.graph import Node, Op
 from engine.symbolic import Int, product
 
 
@@ -77,12 +77,6 @@ def _matrix(x: Node, *groups: tuple[int, ...]) -> Node:
     rest = [a for a in range(len(x.shape)) if a not in order]
     moved = g.permute(x, (*rest, *order))
     return g.reshape(moved, tuple(product(x.shape[a] for a in group) for group in groups))
-
-
-def is_constant(node: Node) -> bool:
-    """Whether a node depends on weights alone (and on one at least)."""
-    buffers = [n for n in toposort([node]) if n.op is Op.BUFFER]
-    return bool(buffers) and all(n.arg[0].constant for n in buffers)
 
 
 @dataclass(frozen=True)

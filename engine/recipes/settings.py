@@ -5,32 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine import graph as g
-from engine.graph import Node
+from engine.graph import Node, Op, toposort
 from engine.ir import Target
-from engine.recipes.product import Quantised, is_constant, quantised
+from engine.recipes import blocks
 
 
 @dataclass
 class Settings:
     """target: the device. exact: float32 factors are multiplied as they are, never rounded.
 
-    pack(node) computes a node over weights now, once for all graphs, and gives its BUFFER.
+    pack(weight, layout) gives the BUFFER of layout(weight), a node over weights: it is computed
+    now, once for all graphs. form(weight) is the same node for all weights made in the same way.
     """
 
     target: Target
     exact: bool
-    pack: Callable[[Node], Node]
-    _quantised: dict[Node, Quantised | None] = field(default_factory=dict)
+    pack: Callable[[Node, Callable[[Node], Node]], Node]
+    form: Callable[[Node], Node]
+    _blocks: dict[Node, blocks.Layout | None] = field(default_factory=dict)
+    _weights: dict[Node, bool | None] = field(default_factory=dict)
 
     def is_weight(self, factor: Node) -> bool:
-        """Whether a factor depends on weights alone, and so may be packed for good."""
-        return is_constant(factor)
+        """Whether a factor depends on weights alone (one at least): it may be packed for good."""
+        known = self._weights
+        for n in toposort([factor], leaves=known.keys()):
+            if n.op is Op.BUFFER:
+                known[n] = n.arg[0].constant
+            elif n not in known:
+                parts = {known[s] for s in n.src} - {None}
+                known[n] = min(parts) if parts else None
+        return known[factor] is True
 
-    def quantised(self, factor: Node) -> Quantised | None:
-        """A (1, rows, depth) factor as a Quantised constant matrix, None if it isn't one."""
-        if factor not in self._quantised:
-            constant = factor.shape[0] == 1 and is_constant(factor)
-            found = quantised(g.reshape(factor, factor.shape[1:])) if constant else None
-            self._quantised[factor] = found
-        return self._quantised[factor]
+    def blocks(self, factor: Node) -> blocks.Layout | None:
+        """How a (1, rows, depth) factor that is a quantised weight is packed, None for others."""
+        if not self.is_weight(factor):
+            return None
+        form = self.form(factor)
+        if form not in self._blocks:
+            self._blocks[form] = blocks.layout(form)
+        return self._blocks[form]

@@ -40,6 +40,9 @@ class Dots:
         least = "least" if self.kind.has_least else f"zero{self.kind.zero}"
         return f"dots{self.kind.bits}_{least}_{self.depth}"
 
+    def shape(self, weight: Node, planes: Node, scale: Node, total: Node) -> tuple[Int, ...]:
+        return 1, planes.shape[0], self.columns_in_all
+
     def ints(self, *operands: Node) -> tuple[Int, ...]:
         return ()
 
@@ -74,13 +77,13 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         return None
     if found.left.shape[0] != 1 or upper(found.left.shape[1]) > ROWS:
         return None
-    matrix = settings.quantised(found.right)
-    if matrix is None:
+    kind = settings.blocks(found.right)
+    if kind is None:
         return None
-    weight = settings.pack(blocks.pack(matrix))
+    weight = settings.pack(found.right, blocks.pack)
     rows, depth = found.left.shape[1:]
     x = g.reshape(found.left, (rows, depth))
-    spec = Dots(blocks.layout(matrix), depth, matrix.q.shape[0])
+    spec = Dots(kind, depth, found.right.shape[1])
     return g.intrinsic(spec, (weight, *operands(x)))
 
 

@@ -65,6 +65,7 @@ class OpenCLDevice:
         )
         self.fresh_is_zero = is_cpu
         self.built: dict[Rendered, Built] = {}
+        self.shared: dict[Rendered, Any] = {}  # kernels whose arguments change with each launch
         self.running: dict[int, Any] = {}  # launched, maybe not done: their memory must stay
 
     # --- memory ------------------------------------------------------------------------------
@@ -131,7 +132,7 @@ class OpenCLDevice:
         key = hashlib.sha256(f"{self.identity}\0{source}".encode()).hexdigest()
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)
-        return Built(found or self._compile(source), path, saved=found is not None)
+        return Built(self.cl, found or self._compile(source), path, saved=found is not None)
 
     def _cached(self, path: Path) -> Any:
         binary = saved(path)
@@ -163,7 +164,7 @@ class OpenCLDevice:
 
         if repeated and steps and self.target.is_cpu:
             return Persistent(self, list(steps))
-        return Launches(self, list(steps))
+        return Launches(self, list(steps), repeated)
 
 
 @dataclass(frozen=True)
@@ -184,10 +185,14 @@ class Built:
     pocl compiles a kernel when it is first launched, so only then is the binary worth keeping.
     """
 
-    def __init__(self, program: Any, path: Path, saved: bool) -> None:
+    def __init__(self, cl: Any, program: Any, path: Path, saved: bool) -> None:
+        self.cl = cl
         self.program = program
         self.path = path
         self.saved = saved
+
+    def kernel(self, name: str) -> Any:
+        return self.cl.Kernel(self.program, name)
 
     def save(self) -> None:
         if not self.saved:
@@ -220,33 +225,48 @@ class Ints:
 
 
 class Launches:
-    """Kernels with their arguments set, launched one by one on the device's queue."""
+    """Kernels launched one by one on the device's queue.
 
-    def __init__(self, device: OpenCLDevice, steps: list[Step]) -> None:
+    If they run often, each step has a kernel of its own with its arguments set; making one takes
+    longer than a launch, so otherwise steps share the kernels of their functions.
+    """
+
+    def __init__(self, device: OpenCLDevice, steps: list[Step], repeated: bool) -> None:
         self.device = device
         self.steps = steps
         self.ints = Ints(device, steps)
         device.kernels([s.function for s in steps])
-        self.kernels = [self._kernel(step) for step in steps]
+        self.kernels = [self._own(step) for step in steps] if repeated else None
         self.fresh = True
 
-    def _kernel(self, step: Step) -> Any:
-        program = self.device.built[step.function].program
-        kernel = self.device.cl.Kernel(program, step.function.name + "_")
+    def _own(self, step: Step) -> Any:
+        kernel = self.device.built[step.function].kernel(step.function.name + "_")
+        self._set(kernel, step)
+        return kernel
+
+    def _shared(self, step: Step) -> Any:
+        kernel = self.device.shared.get(step.function)
+        if kernel is None:
+            built = self.device.built[step.function]
+            kernel = self.device.shared[step.function] = built.kernel(step.function.name + "_")
+        self._set(kernel, step)
+        return kernel
+
+    def _set(self, kernel: Any, step: Step) -> None:
         arguments = [b.buffer for b in step.buffers]
         if step.variables:
             arguments += [self.ints.memory.buffer, np.int32(self.ints.places[step.variables])]
         for i, argument in enumerate(arguments):  # set_args would generate code for each kernel
             kernel.set_arg(i, argument)
-        return kernel
 
     def __call__(self, values: Mapping[Expr, int]) -> None:
         device = self.device
         self.ints.set(values)
-        for step, kernel in zip(self.steps, self.kernels):
+        for number, step in enumerate(self.steps):
             groups = evaluate(step.groups, values)
             if groups == 0:
                 continue
+            kernel = self.kernels[number] if self.kernels else self._shared(step)
             if DEBUG >= 1:
                 self._timed(step, kernel, groups, values)
             else:

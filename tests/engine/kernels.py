@@ -13,7 +13,7 @@ from engine import dtype as dt
 from engine.graph import Storage
 from engine.ir import Target
 from engine.lower import Plan, lower, plain
-from engine.realize import canonical
+from engine.prepare import canonical
 from engine.recipes import choose
 from engine.render import Rendered, assemble, entry_points, render
 from engine.runtime.opencl import OpenCLDevice

@@ -1,0 +1,131 @@
+"""A device's recipes as the scheduler asks them, and the weights packed on their behalf.
+
+Layers of a network have weights of the same form. What packing one takes is planned for the first;
+the others cost their memory and the launches.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from engine.graph import Node, Storage, buffer
+from engine.memory import SLACK
+from engine.prepare import canonical, numbered, step_of
+from engine.recipes import PASSES, choose
+from engine.recipes.settings import Settings
+from engine.runtime import Device, Step, get_device
+from engine.schedule import Kernel, schedule
+from engine.tiles import TilePlan
+
+Layout = Callable[[Node], Node]  # a weight's node -> the expression that packs it
+
+# what was packed of a weight lives as long as the weight
+_packed: weakref.WeakKeyDictionary[Storage, dict[tuple, Node]] = weakref.WeakKeyDictionary()
+_packings: dict[tuple[str, Layout, Node], Packing] = {}
+
+
+class Recipes:
+    """What schedule.Specialise asks for.
+
+    exact: float32 factors are multiplied as they are; otherwise recipes may round them to what the
+    device multiplies fast, as far as `--dtype auto` allows.
+    """
+
+    def __init__(self, device: Device, name: str, exact: bool) -> None:
+        self.name = name
+        self.settings = Settings(device.target, exact, self._pack, self._form)
+        self.taken: dict[Kernel, bool] = {}
+        self.forms: dict[Node, tuple[Node, list[Storage]]] = {}
+        self.passes = [partial(rewrite, settings=self.settings) for rewrite in PASSES]
+
+    def takes(self, kernel: Kernel) -> bool:
+        form, _ = canonical(kernel)
+        if form not in self.taken:
+            self.taken[form] = isinstance(choose(form, self.settings.target)[1], TilePlan)
+        return self.taken[form]
+
+    def _numbered(self, node: Node) -> tuple[Node, list[Storage]]:
+        if node not in self.forms:
+            self.forms[node] = numbered(node)
+        return self.forms[node]
+
+    def _form(self, node: Node) -> Node:
+        return self._numbered(node)[0]
+
+    def _pack(self, node: Node, layout: Layout) -> Node:
+        """The BUFFER of a weight in a layout: computed when it is first asked for, then kept."""
+        form, storages = self._numbered(node)
+        weight, *others = storages
+        kept = _packed.setdefault(weight, {})
+        key = (layout, form, *others)
+        if key not in kept:
+            packing = _packings.get((self.name, layout, form))
+            if packing is None:
+                packing = _packings[self.name, layout, form] = plan_packing(
+                    layout(node), storages, self.name
+                )
+            kept[key] = packing.run(storages, get_device(self.name), self.name)
+        return kept[key]
+
+
+def recipes_of(device_name: str, exact: bool = True) -> Recipes | None:
+    """None for a device that evaluates kernels itself."""
+    device = get_device(device_name)
+    return None if device.target is None else Recipes(device, device_name, exact)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Kernels that make a packed copy of some storages; works for all of the same form.
+
+    steps: each with the places of its buffers: below `given` a storage, behind it a new one.
+    """
+
+    steps: list[tuple[Step, list[int]]]
+    given: int
+    made: list[tuple[Any, int]]  # (type, elements) of each new storage
+    result: Node  # its shape and type
+    at: int  # which of the new ones it is
+
+    def run(self, storages: list[Storage], device: Device, name: str) -> Node:
+        """The packed BUFFER; the pages of files that were read for it are given back."""
+        made = [Storage(name, dtype, size, constant=True) for dtype, size in self.made]
+        for storage in made:
+            storage.data = device.allocate(storage.nbytes + SLACK)
+        every = [*storages, *made]
+        steps = [
+            replace(
+                step,
+                buffers=[every[i].data for i in places],
+                sizes=tuple(every[i].nbytes for i in places),
+            )
+            for step, places in self.steps
+        ]
+        device.replay(steps, repeated=False)({})
+        for storage in storages:
+            device.forget(storage.data)
+        return buffer(made[self.at], self.result.shape)
+
+
+def plan_packing(node: Node, storages: list[Storage], name: str) -> Packing:
+    """What it takes to compute a node over the given storages."""
+    plan = schedule([node], name)
+    places = {s: i for i, s in enumerate(storages)}
+    made: list[Storage] = []
+    steps = []
+    device = get_device(name)
+    kernels = [k for k in plan.kernels if not (device.fresh_is_zero and k.writes_zeros)]
+    for kernel in kernels:
+        form, used = canonical(kernel)
+        for storage in used:
+            if storage not in places:
+                places[storage] = len(places)
+                made.append(storage)
+        steps.append((step_of(form, device, name), [places[s] for s in used]))
+    (result,) = plan.results
+    sizes = [(s.dtype, s.size) for s in made]
+    return Packing(steps, len(storages), sizes, result, made.index(result.arg[0]))

@@ -42,9 +42,11 @@ def _moved(
             return tuple(n - 1 - i if a in arg else i for a, (i, n) in flipped), ()
         case Op.PAD:
             moved, guard = [], []
-            for i, n, (before, _) in zip(index, source, arg):
+            for i, n, (before, after) in zip(index, source, arg):
                 moved.append(i - before)
-                guard += [less(-1, i - before), less(i - before, n)]
+                # where nothing was added the index is inside, though its bounds may not show it
+                guard += [less(-1, i - before)] if before != 0 else []
+                guard += [less(i - before, n)] if after != 0 else []
             return tuple(moved), tuple(g for g in guard if not (isinstance(g, int) and g == 1))
     raise AssertionError(f"{op.name} doesn't move elements")
 

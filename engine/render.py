@@ -185,6 +185,12 @@ class _Renderer:
         lanes = value.lanes if address.lane is None else address.lane.max + 1
         text = self.spell.operand(value, lanes)
         if dtype in HALVES:
+            if (
+                value.kind is Kind.CAST
+                and value.lanes == lanes
+                and value.args[0].dtype is dt.float32
+            ):
+                text = self.spell.operand(value.args[0], lanes)  # rounded once, by the store
             text = self.spell.pack(text, dtype, lanes)
         elif dtype is dt.bool_:
             text = f"({text} != 0)" if lanes == 1 else f"convert_uchar{lanes}(-{text})"

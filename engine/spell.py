@@ -247,6 +247,8 @@ class Speller:
             self.need(f"loose_{kind}{lanes}")
             text = f"*({self._space(address)}const loose_{kind}{lanes}*)({base})"
             text = self._registers(text, dtype, lanes)
+        elif not lane_guard and (window := self._window(address, lanes)):
+            text = self._registers(self._from_window(address, kind, *window), dtype, lanes)
         else:
             each = []
             for i in range(lanes):
@@ -256,6 +258,31 @@ class Speller:
             text = self._registers(f"({kind}{lanes})({', '.join(each)})", dtype, lanes)
         kind = self.type(dtype, lanes)
         return _guarded(text, scalar_guard, f"({kind})({self.number(0, dtype)})")
+
+    def _window(self, address: Address, lanes: int) -> tuple[Int, list[int]] | None:
+        """(start, each lane's place behind it) if all lanes lie in one short stretch of memory.
+
+        Nothing outside of what the lanes read is read, but for scratch memory, which has room.
+        """
+        at = [substitute(address.index, {address.lane: i}) for i in range(lanes)]
+        offsets = [a - at[0] for a in at]
+        if address.itemsize or not all(isinstance(o, int) for o in offsets):
+            return None
+        low, span = min(offsets), max(offsets) - min(offsets) + 1
+        if span > len(LANE_NAMES) or (span & (span - 1) and not isinstance(address.slot, Scratch)):
+            return None
+        return at[0] + low, [o - low for o in offsets]
+
+    def _from_window(self, address: Address, kind: str, start: Int, places: list[int]) -> str:
+        width = 1 << max(places).bit_length()
+        if width == 1:
+            return f"({kind}{len(places)})({self._cell(address, dt.uint8, start)})"
+        self.need(f"loose_{kind}{width}")
+        vector = (
+            f"*({self._space(address)}const loose_{kind}{width}*)"
+            f"({self._place(address)} + {c_index(start)})"
+        )
+        return f"({vector}).s{''.join(LANE_NAMES[p] for p in places)}"
 
     def _registers(self, text: str, dtype: DType, lanes: int) -> str:
         """Memory type -> register type."""

@@ -44,16 +44,21 @@ class Intrinsic(Protocol):
     def flops(self, *operands: Node) -> Int: ...
 
 
+ROOM = 16  # floats that may be read, never used, behind a tile: whole vectors at its end
+
+
 @dataclass(frozen=True)
 class TilePlan(Plan):
     """A Plan for a kernel around INTRINSICs.
 
     rows    the axis that a work-group goes through in strips; None: it makes a single row
+    unit    rows that one step of that axis stands for: 1, or a strip where another axis counts on
     axes    one variable per output axis (None for size 1)
     where   each INTRINSIC and its index (batch, row, column) as a function of those
     """
 
     rows: int | None = None
+    unit: int = 1
     axes: tuple[Expr | None, ...] = ()
     where: tuple[tuple[Node, Index], ...] = ()
 
@@ -77,11 +82,13 @@ class _Tiled(Lowering):
         axis, block, rows = self.plan.rows, None, 1
         if axis is not None:
             start, count = self.starts[axis], self.counts[axis]
-            self.turn, block = self._open((count + strip - 1) // strip)
-            self.starts[axis] = start + self.turn * strip
-            rows = self.counts[axis] = minimum(strip, count - self.turn * strip)
+            steps = strip // self.plan.unit
+            self.turn, block = self._open((count + steps - 1) // steps)
+            self.starts[axis] = start + self.turn * steps
+            self.counts[axis] = minimum(steps, count - self.turn * steps)
+            rows = self.counts[axis] * self.plan.unit
         for i, node in enumerate(nodes):
-            place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns)
+            place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns + ROOM)
             self.tiles[node] = place, self._corner(node)
             self._call(node, "tile", (place, *work[node]), (rows,))
         self._nest(0, [[] for _ in self.root.shape])

@@ -1,6 +1,6 @@
 """Matrix products in bfloat16 on AMX: 32 rows by 32 columns in four tile registers at a time.
 
-The left factor is stored as bfloat16 (depth / 32, rows, 32), which whatever computes it writes
+The left factor is stored as bfloat16 in strips of 32 rows, which whatever computes it writes
 directly. The right one is in tiles already (weights that are halves), or a work-group turns its
 panel of quantised blocks into tiles once and then goes through all rows with them.
 """
@@ -19,6 +19,7 @@ from engine.recipes.settings import Settings
 from engine.symbolic import Int, upper
 
 NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
+STRIP = 32  # rows of four tiles
 DEEP = 32  # summed elements per tile
 FEWEST = 2  # rows from which on tiles pay
 CONFIG = 64  # bytes of scratch for the shapes of the tile registers
@@ -29,10 +30,11 @@ class Tiles:
     """(M, depth) times (N, depth), or the blocks of a quantised matrix where kind says how."""
 
     depth: int
+    rows_in_all: Int
     columns_in_all: Int
     kind: Layout | None = None
     columns: int = PANEL
-    strip: int = 32
+    strip: int = STRIP
     block: int = 512
 
     @property
@@ -48,19 +50,20 @@ class Tiles:
         return CONFIG + (0 if self.kind is None else self.depth * PANEL * 2)
 
     def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
-        return left.shape[0], left.shape[2], self.columns_in_all
+        return left.shape[0], self.rows_in_all, self.columns_in_all
 
     def ints(self, left: Node, right: Node) -> tuple[Int, ...]:
-        """Rows of the left factor, panels of the right one."""
-        return left.shape[2], right.shape[1]
+        """Strips of the left factor, panels of the right one."""
+        return left.shape[1], right.shape[1]
 
     def flops(self, left: Node, right: Node) -> Int:
-        return left.shape[0] * left.shape[2] * self.columns_in_all * self.depth * 2
+        return left.shape[0] * self.rows_in_all * self.columns_in_all * self.depth * 2
 
     def meaning(self, left: Node, right: Node) -> Node:
         x = left_values(left)
-        batch, m, k = x.shape
-        n = self.columns_in_all
+        batch, _, k = x.shape
+        m, n = self.rows_in_all, self.columns_in_all
+        x = g.shrink(x, ((0, batch), (0, m), (0, k)))
         if self.kind is None:
             w = g.shrink(right_values(right), ((0, batch), (0, n), (0, k)))
         else:
@@ -88,15 +91,17 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         if settings.exact or not weight:
             return None
     left = g.packed(left_tiles(found.left))
-    depth = left.shape[1] * DEEP
+    depth = left.shape[2] * DEEP
     kind = settings.blocks(found.right)
     if kind is not None:
-        return g.intrinsic(Tiles(depth, n, kind), (left, settings.pack(found.right, blocks.pack)))
+        return g.intrinsic(
+            Tiles(depth, m, n, kind), (left, settings.pack(found.right, blocks.pack))
+        )
     if weight:
         right = settings.pack(found.right, right_tiles)
     else:
         right = g.packed(right_tiles(found.right))
-    return g.intrinsic(Tiles(depth, n), (left, right))
+    return g.intrinsic(Tiles(depth, m, n), (left, right))
 
 
 def is_bfloat16(x: Node) -> bool:
@@ -107,17 +112,22 @@ def is_bfloat16(x: Node) -> bool:
 
 
 def left_tiles(x: Node) -> Node:
-    """float32 (batch, M, depth) -> bfloat16 (batch, depth / 32, M, 32)."""
+    """float32 (batch, M, depth) -> bfloat16 (batch, M / 32, depth / 32, 32 rows, 32).
+
+    A strip of rows is one stretch of memory: at a power of two apart, its parts would compete for
+    the same places in the first-level cache.
+    """
     batch, m, k = x.shape
-    x = g.cast(g.pad(x, ((0, 0), (0, 0), (0, -k % DEEP))), dt.bfloat16)
-    return g.permute(g.reshape(x, (batch, m, -(-k // DEEP), DEEP)), (0, 2, 1, 3))
+    x = g.cast(g.pad(x, ((0, 0), (0, -m % STRIP), (0, -k % DEEP))), dt.bfloat16)
+    shape = (batch, x.shape[1] // STRIP, STRIP, x.shape[2] // DEEP, DEEP)
+    return g.permute(g.reshape(x, shape), (0, 1, 3, 2, 4))
 
 
 def left_values(tiles: Node) -> Node:
-    """The way back from left_tiles: float32 (batch, M, depth, padded)."""
-    batch, count, m, _ = tiles.shape
-    x = g.permute(g.cast(tiles, dt.float32), (0, 2, 1, 3))
-    return g.reshape(x, (batch, m, count * DEEP))
+    """The way back from left_tiles: float32 (batch, M, depth), both padded."""
+    batch, strips, count = tiles.shape[:3]
+    x = g.permute(g.cast(tiles, dt.float32), (0, 1, 3, 2, 4))
+    return g.reshape(x, (batch, strips * STRIP, count * DEEP))
 
 
 def right_tiles(x: Node) -> Node:
@@ -171,8 +181,9 @@ static inline void zoo_tiles_end(void) { __asm__ volatile("tilerelease" ::: "mem
 PAIRS = """
 static inline void zoo_store_pairs(ushort* p, float16 a, float16 b) {
   const uint16 order = (uint16)(ORDER);
-  __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vpermw %%zmm0, %3, %%zmm0\\n vmovdqu16 %%zmm0, (%0)"
-                   :: "r"(p), "v"(a), "v"(b), "v"(order) : "xmm0", "memory");
+  uint16 r;
+  __asm__("vcvtne2ps2bf16 %1, %2, %0\\n vpermw %0, %3, %0" : "=&v"(r) : "v"(a), "v"(b), "v"(order));
+  *(uint16*)p = r;
 }
 typedef uint16 zoo_uint16 __attribute__((aligned(4)));
 static inline float16 zoo_load_halves(__global const uchar* p) {
@@ -195,14 +206,13 @@ def _source(spec: Tiles) -> str:
     matrix = "uint" if spec.kind is None else "ushort"
     given = f"__global const ushort* left, __global const {matrix}* right, int batch, int row"
     return f"""
-static void {spec.name}_begin(uchar* work, {given}, int column, int m, int panels) {{
+static void {spec.name}_begin(uchar* work, {given}, int column, int strips, int panels) {{
   zoo_tiles_begin(work);{fill}
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, int m, int panels) {{
-  __global const ushort* a = left + ((long)batch * {count} * m + row) * {DEEP};
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, int strips, int panels) {{
+  __global const ushort* a = left + ((long)batch * strips + row / {STRIP}) * {count * STRIP * DEEP};
   {space} b = ({space})({panel});
-  const long step = (long)m * {DEEP};
   __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
   for (int k = 0; k < {count}; k++) {{
     __asm__ volatile(
@@ -210,7 +220,7 @@ static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int 
       "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
       "tileloadd 1024(%0, %2, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
       :: "r"(a), "r"(b), "r"(64L) : "memory");
-    a += step;
+    a += {STRIP * DEEP};
     b += {2 * 512};
   }}
   __asm__ volatile(

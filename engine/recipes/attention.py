@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.recipes.amx import BEGIN, CONFIG, DEEP, NEEDED, is_bfloat16
+from engine.recipes.amx import BEGIN, CONFIG, DEEP, NEEDED, STRIP, is_bfloat16
 from engine.recipes.amx import left_tiles, left_values, right_tiles, right_values
 from engine.recipes.blocks import PANEL
 from engine.recipes.settings import Settings
@@ -21,7 +21,6 @@ from engine.symbolic import Int, upper
 
 FEWEST = 33  # queries from which on rounding to bfloat16 and whole tiles pay
 CHUNK = 256  # keys whose scores lie in scratch memory at once
-STRIP = 32
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class Flash:
     depth: int
     width: int  # of a value
     heads: int
+    queries: Int
     keys: Int
     visible: Int | None
     strip: int = STRIP
@@ -55,18 +55,19 @@ class Flash:
         return CONFIG + STRIP * CHUNK * (4 + 2) + STRIP * 2 * 4
 
     def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
-        return queries.shape[0], queries.shape[2], self.width
+        return queries.shape[0], self.queries, self.width
 
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
-        return queries.shape[2], self.keys, 0 if self.visible is None else self.visible
+        return queries.shape[1], self.keys, 0 if self.visible is None else self.visible
 
     def flops(self, queries: Node, keys: Node, values: Node) -> Int:
-        pairs = queries.shape[0] * queries.shape[2] * self.keys
+        pairs = queries.shape[0] * self.queries * self.keys
         return pairs * (self.depth + self.width) * 2
 
     def meaning(self, queries: Node, keys: Node, values: Node) -> Node:
         q = left_values(queries)
-        batch, t, deep = q.shape
+        batch, _, deep = q.shape
+        q = g.shrink(q, ((0, batch), (0, self.queries), (0, deep)))
         n, groups = self.keys, batch // self.heads
         k = g.shrink(right_values(keys), ((0, groups), (0, n), (0, deep)))
         v = g.shrink(right_values(values), ((0, groups), (0, self.width), (0, n)))
@@ -137,8 +138,9 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     queries = g.packed(left_tiles(g.binary(Op.MUL, found.queries, scale)))
     keys = g.packed(right_tiles(found.keys))
     values = g.packed(right_tiles(g.permute(found.values, (0, 2, 1))))
-    depth, width = queries.shape[1] * DEEP, found.values.shape[2]
-    spec = Flash(depth, width, found.heads, found.keys.shape[1], found.visible)
+    depth, width = queries.shape[2] * DEEP, found.values.shape[2]
+    rows, seen = found.queries.shape[1], found.keys.shape[1]
+    spec = Flash(depth, width, found.heads, rows, seen, found.visible)
     return found.product.restored(g.intrinsic(spec, (queries, keys, values)))
 
 
@@ -176,7 +178,7 @@ def _source(spec: Flash) -> str:
         "__global const ushort* queries, __global const uint* keys, __global const uint* values,"
         " int batch, int row, int column"
     )
-    sizes = "int m, int n, int visible"
+    sizes = "int strips, int n, int visible"
     last = "min(n, row + rows - 1 + visible)" if causal else "n"
     end = "min(n, row + r + visible)" if causal else "n"
     return f"""
@@ -188,14 +190,14 @@ static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes
   float* const most = (float*)(p + {STRIP * CHUNK});
   float* const sum = most + {STRIP};
   const long panels = (n + {PANEL - 1}) / {PANEL};
-  __global const ushort* q = queries + ((long)batch * {deep} * m + row) * {DEEP};
+  __global const ushort* q = queries + ((long)batch * strips + row / {STRIP}) * {deep * STRIP * DEEP};
   __global const uint* k = keys + batch / {spec.heads} * panels * {deep * 512};
   __global const uint* v = values + batch / {spec.heads} * panels * {spec.columns // PANEL * 512};
   for (int r = 0; r < {STRIP}; r++) {{ most[r] = -INFINITY; sum[r] = 0.0f; }}
   const int last = {last};
   for (int first = 0; first < last; first += {CHUNK}) {{
     const int blocks = (min({CHUNK}, last - first) + {PANEL - 1}) / {PANEL};
-    {spec.name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * 512}, blocks, m);
+    {spec.name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * 512}, blocks);
     for (int r = 0; r < rows; r++) {{
       const float f = {spec.name}_weights(s + r * {CHUNK}, p + r * {CHUNK}, blocks, {end} - first, most + r, sum + r);
       if (first > 0)
@@ -215,11 +217,11 @@ def _pieces(spec: Flash) -> str:
     deep = spec.depth // DEEP
     return f"""
 static inline void {spec.name}_scores(float* s, __global const ushort* q, __global const uint* k,
-    int blocks, int m) {{
+    int blocks) {{
   for (int b = 0; b < blocks; b++, s += {PANEL}) {{
     __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
     __global const ushort* a = q;
-    for (int d = 0; d < {deep}; d++, k += 512, a += (long)m * {DEEP})
+    for (int d = 0; d < {deep}; d++, k += 512, a += {STRIP * DEEP})
       __asm__ volatile(
         "tileloadd (%0, %2, 1), %%tmm4\\n tileloadd (%1, %2, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
         "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"

@@ -6,12 +6,14 @@ code scatters them otherwise, there is no plan, and the INTRINSIC gets a kernel 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from engine.graph import Node
 from engine.indexing import Index
 from engine.ir import Target
 from engine.recipes.analysis import Facts, contiguous_score, store_score
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, Var, bounds, substitute, upper, variables
+from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
 from engine.tiles import Intrinsic, TilePlan
 
 
@@ -22,8 +24,8 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     spec = facts.tiles[0][0].arg
     if any((n.arg.columns, n.arg.strip) != (spec.columns, spec.strip) for n, _ in facts.tiles):
         return None
-    rows = _row_axis(facts)
-    if rows is False:
+    rows = _rows(facts, spec.strip)
+    if rows is None:
         return None
     block = _blocks(kernel, facts, spec, rows)
     where = _corners(facts, block, spec.columns)
@@ -40,31 +42,54 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
         tuple(order),
         vector,
         lanes,
-        rows=rows,
+        rows=rows.axis,
+        unit=rows.unit,
         axes=axes,
         where=where,
     )
 
 
-def _row_axis(facts: Facts) -> int | None | bool:
-    """The one output axis that the rows follow one by one; None: a single row; False: neither."""
+class _Rows(NamedTuple):
+    """The output axis that the rows follow, and how many of them a step of it stands for.
+
+    inner is the axis that counts on within such a step, when that is a whole strip. axis None: a
+    single row.
+    """
+
+    axis: int | None
+    unit: int = 1
+    inner: int | None = None
+
+
+def _rows(facts: Facts, strip: int) -> _Rows | None:
+    """How the rows lie in the output; None where they are scattered otherwise."""
     rows = {index[1] for _, index in facts.tiles}
     if len(rows) != 1:
-        return False
+        return None
     row = rows.pop()
     if row == 0:
-        return None
-    found = [a for a, var in enumerate(facts.axes) if var is row]
-    return found[0] if found else False
+        return _Rows(None)
+    for a, var in enumerate(facts.axes):
+        if var is row:
+            return _Rows(a)
+        found = None if var is None else linear_in(row, var)
+        if found and found[0] == strip and found[1] in facts.axes:
+            inner = facts.axes.index(found[1])
+            if facts.extent(inner) == strip:
+                return _Rows(a, strip, inner)
+    return None
 
 
-def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None) -> list[Int]:
+def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: _Rows) -> list[Int]:
     """Outputs per group: all of what doesn't move the tile, `columns` columns, `block` rows."""
     shape = kernel.root.shape
     used = frozenset().union(*(variables(i) for _, index in facts.tiles for i in index))
     block: list[Int] = [n if facts.axes[a] not in used else 1 for a, n in enumerate(shape)]
-    if rows is not None:
-        block[rows] = shape[rows] if upper(shape[rows]) <= spec.block else spec.block
+    if rows.axis is not None:
+        most = spec.block // rows.unit
+        block[rows.axis] = shape[rows.axis] if upper(shape[rows.axis]) <= most else most
+    if rows.inner is not None:
+        block[rows.inner] = shape[rows.inner]
     for _, axis in sorted(_column_axes(facts, rows)):
         extent = facts.extent(axis)
         sizes = [1 << i for i in reversed(range(spec.columns.bit_length())) if 1 << i < extent]
@@ -76,12 +101,12 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: int | None) -> 
     return block
 
 
-def _column_axes(facts: Facts, rows: int | None) -> list[tuple[float, int]]:
+def _column_axes(facts: Facts, rows: _Rows) -> list[tuple[float, int]]:
     """(columns that a step along it passes, axis), for the output axes that move the column."""
     column = facts.tiles[0][1][2]
     out = []
     for axis, var in enumerate(facts.axes):
-        if var is None or axis == rows or var not in variables(column):
+        if var is None or axis == rows.axis or var not in variables(column):
             continue
         others = {v: 0 for v in variables(column) if v is not var}
         low, high = bounds(substitute(column, others))
@@ -112,14 +137,14 @@ def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, 
     return tuple(found.items())
 
 
-def _vector(
-    facts: Facts, block: list[Int], rows: int | None, strip: int, target: Target
-) -> int | None:
+def _vector(facts: Facts, block: list[Int], rows: _Rows, strip: int, target: Target) -> int | None:
     """The axis across lanes: one along which the result, or at least the reads, lie in a row."""
     best, vector = -1, None
     for axis in reversed(range(len(block))):
         var = facts.axes[axis]
-        extent = min(upper(block[axis]), strip) if axis == rows else upper(block[axis])
+        extent = upper(block[axis])
+        if axis == rows.axis:
+            extent = min(extent, strip // rows.unit)
         if var is None or extent < target.lanes or target.lanes == 1:
             continue
         score = contiguous_score(facts, facts.loads, var)

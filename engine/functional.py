@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine import dtype as dt
+from engine.graph import ShapeError
 from engine.symbolic import Int
 from engine.tensor import Tensor
 
@@ -38,6 +39,24 @@ def layer_norm(p: Any, x: Tensor, eps: float = 1e-5) -> Tensor:
     scaled = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
     out = scaled * p.weight if "weight" in p else scaled
     return out + p.bias if "bias" in p else out
+
+
+def group_norm(p: Any, x: Tensor, groups: int, eps: float = 1e-5) -> Tensor:
+    """layer_norm over each group of channels, all places together (Wu & He 2018).
+
+    x (B, C, …); p.weight and p.bias, where they are there, (C,). Returns float32. Raises ShapeError
+    if the groups don't divide the channels.
+    """
+    batch, channels, *space = x.shape
+    if channels % groups:
+        raise ShapeError(f"group_norm: {groups} groups don't divide the channels of {[*x.shape]}")
+    parts = x.float().reshape(batch, groups, -1)
+    centred = parts - parts.mean(-1, keepdim=True)
+    scaled = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    out = scaled.reshape(*x.shape)
+    each = (channels, *(1,) * len(space))
+    out = out * p.weight.reshape(*each) if "weight" in p else out
+    return out + p.bias.reshape(*each) if "bias" in p else out
 
 
 def softmax(x: Tensor, axis: int = -1) -> Tensor:

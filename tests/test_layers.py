@@ -35,6 +35,7 @@ ENGINE_ORDER = (
     "realize",
     "tensor",
     "functional",
+    "convolution",
     "program",
 )
 

@@ -21,7 +21,7 @@ from engine.symbolic import Int, upper
 NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
 STRIP = 32  # rows of four tiles
 DEEP = 32  # summed elements per tile
-FEWEST = 2  # rows from which on tiles pay
+FEWEST = 33  # rows from which on rounding to bfloat16 pays: few of them are bound by memory
 CONFIG = 64  # bytes of scratch for the shapes of the tile registers
 
 
@@ -84,11 +84,11 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         return None
     batch, m, k = found.left.shape
     n = found.right.shape[1]
-    if upper(m) < FEWEST or upper(n) < PANEL // 2 or k < DEEP // 2:
+    if upper(m) < 2 or upper(n) < PANEL // 2 or k < DEEP // 2:
         return None
     weight = settings.is_weight(found.right)
     if not (is_bfloat16(found.left) and is_bfloat16(found.right)):
-        if settings.exact or not weight:
+        if settings.exact or not weight or upper(m) < FEWEST:
             return None
     left = g.packed(left_tiles(found.left))
     depth = left.shape[2] * DEEP

@@ -8,7 +8,7 @@ from engine.graph import Storage
 from engine.schedule import Kernel
 
 ALIGNMENT = 256  # bytes, of each buffer in an arena
-SLACK = 2048  # bytes that may be read, never used, behind a buffer: whole tiles at its end
+SLACK = 2048  # bytes that may be read, never used, behind an allocation: whole tiles at its end
 
 
 def plan_memory(kernels: Sequence[Kernel], sharable: set[Storage]) -> tuple[dict, int]:
@@ -32,12 +32,12 @@ def plan_memory(kernels: Sequence[Kernel], sharable: set[Storage]) -> tuple[dict
         ends = [s for s in ends if last[s] >= first[storage]]
         offset = 0
         for other in sorted(ends, key=lambda s: placed[s]):
-            if offset + storage.nbytes + SLACK <= placed[other]:
+            if offset + storage.nbytes <= placed[other]:
                 break
-            offset = max(offset, _align(placed[other] + other.nbytes + SLACK))
+            offset = max(offset, _align(placed[other] + other.nbytes))
         placed[storage] = offset
         ends.append(storage)
-        size = max(size, offset + storage.nbytes + SLACK)
+        size = max(size, offset + storage.nbytes)
     return placed, _align(size)
 
 

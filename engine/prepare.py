@@ -67,7 +67,7 @@ def prepare(plan: Schedule, repeated: bool) -> Prepared:
 def _place(plan: Schedule, device: Device, sharable: set[Storage]) -> None:
     """Give every temporary its memory: the sharable ones in one arena, the others their own."""
     offsets, size = plan_memory(plan.kernels, sharable)
-    arena = device.allocate(max(1, size))
+    arena = device.allocate(size + SLACK)
     for storage in plan.temporaries:
         if storage in offsets:
             storage.data = device.part(arena, offsets[storage], max(1, storage.nbytes))

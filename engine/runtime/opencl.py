@@ -132,7 +132,7 @@ class OpenCLDevice:
         key = hashlib.sha256(f"{self.identity}\0{source}".encode()).hexdigest()
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)
-        return Built(self.cl, found or self._compile(source), path, saved=found is not None)
+        return Built(found or self._compile(source), path, saved=found is not None)
 
     def _cached(self, path: Path) -> Any:
         binary = saved(path)
@@ -185,14 +185,10 @@ class Built:
     pocl compiles a kernel when it is first launched, so only then is the binary worth keeping.
     """
 
-    def __init__(self, cl: Any, program: Any, path: Path, saved: bool) -> None:
-        self.cl = cl
+    def __init__(self, program: Any, path: Path, saved: bool) -> None:
         self.program = program
         self.path = path
         self.saved = saved
-
-    def kernel(self, name: str) -> Any:
-        return self.cl.Kernel(self.program, name)
 
     def save(self) -> None:
         if not self.saved:
@@ -240,16 +236,17 @@ class Launches:
         self.fresh = True
 
     def _own(self, step: Step) -> Any:
-        kernel = self.device.built[step.function].kernel(step.function.name + "_")
+        program = self.device.built[step.function].program
+        kernel = self.device.cl.Kernel(program, step.function.name + "_")
         self._set(kernel, step)
         return kernel
 
     def _shared(self, step: Step) -> Any:
         kernel = self.device.shared.get(step.function)
         if kernel is None:
-            built = self.device.built[step.function]
-            kernel = self.device.shared[step.function] = built.kernel(step.function.name + "_")
-        self._set(kernel, step)
+            kernel = self.device.shared[step.function] = self._own(step)
+        else:
+            self._set(kernel, step)
         return kernel
 
     def _set(self, kernel: Any, step: Step) -> None:

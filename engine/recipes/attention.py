@@ -21,6 +21,7 @@ from engine.symbolic import Int, upper
 
 FEWEST = 33  # queries from which on rounding to bfloat16 and whole tiles pay
 CHUNK = 256  # keys whose scores lie in scratch memory at once
+ROW = CHUNK + 32  # numbers between two rows of them: not a power of two, for the cache's sake
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Flash:
     @property
     def work(self) -> int:
         """Configuration, scores (float32), weights (bfloat16), two floats per query."""
-        return CONFIG + STRIP * CHUNK * (4 + 2) + STRIP * 2 * 4
+        return CONFIG + STRIP * ROW * (4 + 2) + STRIP * 2 * 4
 
     def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
         return queries.shape[0], self.queries, self.width
@@ -186,8 +187,8 @@ static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{ zoo_tiles_begin(
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)(work + {CONFIG});
-  ushort* const p = (ushort*)(s + {STRIP * CHUNK});
-  float* const most = (float*)(p + {STRIP * CHUNK});
+  ushort* const p = (ushort*)(s + {STRIP * ROW});
+  float* const most = (float*)(p + {STRIP * ROW});
   float* const sum = most + {STRIP};
   const long panels = (n + {PANEL - 1}) / {PANEL};
   __global const ushort* q = queries + ((long)batch * strips + row / {STRIP}) * {deep * STRIP * DEEP};
@@ -199,7 +200,7 @@ static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes
     const int blocks = (min({CHUNK}, last - first) + {PANEL - 1}) / {PANEL};
     {spec.name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * 512}, blocks);
     for (int r = 0; r < rows; r++) {{
-      const float f = {spec.name}_weights(s + r * {CHUNK}, p + r * {CHUNK}, blocks, {end} - first, most + r, sum + r);
+      const float f = {spec.name}_weights(s + r * {ROW}, p + r * {ROW}, blocks, {end} - first, most + r, sum + r);
       if (first > 0)
         for (int c = 0; c < {spec.columns}; c += 16) *(float16*)(tile + r * {spec.columns} + c) *= f;
     }}
@@ -230,7 +231,7 @@ static inline void {spec.name}_scores(float* s, __global const ushort* q, __glob
     __asm__ volatile(
       "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
       "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"
-      :: "r"(s), "r"({CHUNK * 4}L), "r"(s + {16 * CHUNK}) : "memory");
+      :: "r"(s), "r"({ROW * 4}L), "r"(s + {16 * ROW}) : "memory");
   }}
 }}
 static inline float {spec.name}_weights(float* s, ushort* p, int blocks, int seen, float* most, float* sum) {{
@@ -276,7 +277,7 @@ static inline void {spec.name}_values(float* tile, const ushort* p, __global con
         "tileloadd (%0, %3, 1), %%tmm4\\n tileloadd (%2, %4, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
         "tileloadd 1024(%2, %4, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
         "tileloadd (%1, %3, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-        :: "r"(p + b * {PANEL}), "r"(p + {16 * CHUNK} + b * {PANEL}), "r"(v + b * 512), "r"({CHUNK * 2}L), "r"(64L) : "memory");
+        :: "r"(p + b * {PANEL}), "r"(p + {16 * ROW} + b * {PANEL}), "r"(v + b * 512), "r"({ROW * 2}L), "r"(64L) : "memory");
     __asm__ volatile(
       "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
       "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"

@@ -5,7 +5,27 @@ from __future__ import annotations
 from engine.ir import Target
 
 VECTORS = (1, 2, 4, 8, 16)
+NATIVE = (1, 16)  # as many floats as code for AVX-512 takes at once
 SCALARS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float")
+
+# 2**t for t in 0 … 1; the ends are exact, so whole powers are
+EXP2 = (0.0018793186, 0.0089909947, 0.055818677, 0.24015927, 0.6931517, 1.0)
+# log2(1 + s) / s for s in -0.25 … 0.5
+LOG2 = (
+    0.07806677,
+    -0.17423026,
+    0.21632488,
+    -0.24272351,
+    0.2881915,
+    -0.36057591,
+    0.48090208,
+    -0.72134846,
+    1.442695,
+)
+# sin(r) / r in r * r, |r| <= pi / 2
+SIN = (2.6054815e-6, -1.9809476e-4, 8.3330646e-3, -0.1666666, 1.0)
+PI = (3.140625, 9.675025939941406e-4, 1.509958e-7)  # of 8, 11 and 24 bits
+FAR = 25000.0  # up to here the second product is exact
 
 
 def helpers(target: Target) -> dict[str, str]:
@@ -17,16 +37,19 @@ def helpers(target: Target) -> dict[str, str]:
             # numbers inside a quantised block may start at any byte
             out[f"loose_{name}"] = f"typedef {name} loose_{name} __attribute__((aligned(1)));"
     for kind in SCALARS:
-        for n in VECTORS[1:]:
-            for combine in ("add", "max"):
+        for n in VECTORS:
+            out[f"zoo_max_{_v(kind, n)}"] = _max(kind, n)
+            for combine in ("add", "max") if n > 1 else ():
                 out[f"fold_{combine}_{kind}{n}"] = _fold(kind, n, combine)
         if kind != "float":
             out |= _division(kind)
     for n in VECTORS:
         f = "float" + (str(n) if n > 1 else "")
-        out[f"zoo_max_{f}"] = _max(n)
         out |= _halves(n, target)
-        out |= _functions(n)
+        out |= _rounding(n, target)
+        out |= {f"zoo_exp2_{f}": _exp2(n), f"zoo_log2_{f}": _log2(n), f"zoo_sin_{f}": _sin(n)}
+        if n in NATIVE and {"avx512f", "avx512dq"} <= target.features:
+            out |= {f"zoo_exp2_{f}": _native_exp2(n), f"zoo_log2_{f}": _native_log2(n)}
     return out
 
 
@@ -41,26 +64,22 @@ def _fold(kind: str, n: int, combine: str) -> str:
     while width > 1:
         half = _v(kind, width // 2)
         lo, hi = f"v{width}.lo", f"v{width}.hi"
-        if combine == "add":
-            text = f"{lo} + {hi}"
-        elif kind == "float":
-            text = _larger(lo, hi, width // 2)
-        else:
-            text = f"max({lo}, {hi})"
+        text = f"{lo} + {hi}" if combine == "add" else _larger(lo, hi, kind)
         lines.append(f"  {half} v{width // 2} = {text};")
         width //= 2
     return "\n".join([*lines, "  return v1;", "}"])
 
 
-def _larger(a: str, b: str, n: int) -> str:
-    if n == 1:
-        return f"({a} > {b} || {a} != {a}) ? {a} : {b}"
-    return f"select({b}, {a}, ({a} > {b}) | ({a} != {a}))"
+def _larger(a: str, b: str, kind: str) -> str:
+    """a NaN if either is one: `>` alone is a single instruction, and gives a NaN in a."""
+    larger = f"{b} > {a} ? {b} : {a}"
+    return f"{b} != {b} ? {b} : ({larger})" if kind == "float" else larger
 
 
-def _max(n: int) -> str:
-    f = _v("float", n)
-    return f"static inline {f} zoo_max_{f}({f} a, {f} b) {{ return {_larger('a', 'b', n)}; }}"
+def _max(kind: str, n: int) -> str:
+    f = _v(kind, n)
+    text = _larger("a", "b", kind)
+    return f"static inline {f} zoo_max_{f}({f} a, {f} b) {{ return {text}; }}"
 
 
 def _division(kind: str) -> dict[str, str]:
@@ -93,7 +112,6 @@ def _halves(n: int, target: Target) -> dict[str, str]:
     convert_u = "(uint)h" if n == 1 else f"convert_uint{n}(h)"
     narrow = "(ushort)(r)" if n == 1 else f"convert_ushort{n}(r)"
     quiet = f"(b >> 16) | ({u})(64u)"
-    pick = f"x != x ? {quiet} : r" if n == 1 else f"select(r, {quiet}, x != x)"
     out = {
         f"unpack_bfloat16_{f}": (
             f"static inline {f} unpack_bfloat16_{f}({h} h) {{ return as_{f}({convert_u} << 16); }}"
@@ -102,7 +120,7 @@ def _halves(n: int, target: Target) -> dict[str, str]:
             f"static inline {h} pack_bfloat16_{f}({f} x) {{\n"
             f"  {u} b = as_{u}(x);\n"
             f"  {u} r = (b + ({u})(0x7fffu) + ((b >> 16) & ({u})(1u))) >> 16;\n"
-            f"  r = {pick};\n"
+            f"  r = x != x ? {quiet} : r;\n"
             f"  return {narrow};\n}}"
         ),
         f"unpack_float16_{f}": (
@@ -127,45 +145,127 @@ def _halves(n: int, target: Target) -> dict[str, str]:
     return out
 
 
-def _functions(n: int) -> dict[str, str]:
-    """exp2 as a polynomial (relative error below 2e-7), the rest from the runtime's library.
+def _rounding(n: int, target: Target) -> dict[str, str]:
+    """Instructions that OpenCL compilers turn into calls of a library when lanes take them."""
+    f = _v("float", n)
+    out = {
+        f"zoo_{op}_{f}": f"static inline {f} zoo_{op}_{f}({f} x) {{ return {op}(x); }}"
+        for op in ("sqrt", "trunc")
+    }
+    if n in NATIVE and "avx512f" in target.features:
+        root = _instruction("vsqrt", n, "x")
+        cut = _instruction("vrndscale", n, "x", "$11, %1, %0")
+        for op, text in (("sqrt", root), ("trunc", cut)):
+            out[f"zoo_{op}_{f}"] = (
+                f"static inline {f} zoo_{op}_{f}({f} x) {{ {f} r; {text} return r; }}"
+            )
+    return out
 
-    x = whole + fraction, fraction in -0.5 … 0.5; 2**fraction by its Taylor series, 2**whole by
-    building the exponent, in two halves so that results down to the smallest normal number and
-    overflow to infinity come out right.
+
+def _instruction(name: str, n: int, inputs: str, operands: str = "%1, %0") -> str:
+    """r = one instruction of AVX-512 on n floats; the scalar form wants its first input twice."""
+    if n == 1:
+        operands = operands if operands.startswith("%2") else operands.replace("%1", "%1, %1")
+    given = ", ".join(f'"v"({i})' for i in inputs.split())
+    return f'__asm__("{name}{"ss" if n == 1 else "ps"} {operands}" : "=v"(r) : {given});'
+
+
+def _polynomial(f: str, x: str, coefficients: tuple[float, ...]) -> str:
+    """Horner's scheme, the highest power first."""
+    text = f"({f})({coefficients[0]!r}f)"
+    for c in coefficients[1:]:
+        text = f"({text} * {x} + ({f})({c!r}f))"
+    return text
+
+
+def _exp2(n: int) -> str:
+    """2**x for any processor, relative error below 2e-7.
+
+    x = k + t, k whole and t in 0 … 1. Added to 1.5 * 2**23, the lowest bits of the sum are k;
+    shifted up they become an exponent. Results below the smallest normal number are 0.
     """
     f, i = _v("float", n), _v("int", n)
-    whole = "(int)w" if n == 1 else f"convert_int{n}(w)"
-    clamp_low = _larger("x", f"({f})(-160.0f)", n)
-    low = f"x < ({f})(160.0f)"
-    clamp_high = f"({low}) ? x : ({f})(160.0f)" if n == 1 else f"select(({f})(160.0f), x, {low})"
-    back = "x != x ? x : r" if n == 1 else "select(r, x, x != x)"
-    coefficients = (
-        1.5252734e-5,
-        1.5403530e-4,
-        1.3333558e-3,
-        9.6181291e-3,
-        5.5504109e-2,
-        2.4022651e-1,
-        6.9314718e-1,
-        1.0,
-    )
-    poly = f"({f})({coefficients[0]!r}f)"
-    for c in coefficients[1:]:
-        poly = f"({poly} * t + ({f})({c!r}f))"
-    exp2 = (
+    return (
         f"static inline {f} zoo_exp2_{f}({f} x) {{\n"
-        f"  {f} y = {clamp_low};\n"
-        f"  y = {clamp_high.replace('x', 'y')};\n"
-        f"  {f} w = (y + ({f})(12582912.0f)) - ({f})(12582912.0f);\n"
-        f"  {f} t = y - w;\n"
-        f"  {i} k = {whole}, a = k >> 1, b = k - a;\n"
-        f"  {f} r = {poly};\n"
-        f"  r = r * as_{f}((a + ({i})(127)) << 23) * as_{f}((b + ({i})(127)) << 23);\n"
-        f"  return {back};\n}}"
+        f"  {f} y = ({f})(-126.5f) > x ? ({f})(-126.5f) : x;\n"
+        f"  y = ({f})(128.0f) < y ? ({f})(128.0f) : y;\n"
+        f"  {f} w = (y - ({f})(0.5f)) + ({f})(12582912.0f);\n"
+        f"  {f} t = y - (w - ({f})(12582912.0f));\n"
+        f"  return {_polynomial(f, 't', EXP2)} * as_{f}((as_{i}(w) << 23) + ({i})(0x3f800000));\n}}"
     )
-    return {
-        f"zoo_exp2_{f}": exp2,
-        f"zoo_log2_{f}": f"static inline {f} zoo_log2_{f}({f} x) {{ return log2(x); }}",
-        f"zoo_sin_{f}": f"static inline {f} zoo_sin_{f}({f} x) {{ return sin(x); }}",
-    }
+
+
+def _native_exp2(n: int) -> str:
+    """The same by AVX-512, also where the result is a denormal."""
+    f = _v("float", n)
+    return (
+        f"static inline {f} zoo_exp2_{f}({f} x) {{\n"
+        f"  {f} r;\n"
+        f"  {_instruction('vreduce', n, 'x', '$9, %1, %0')}\n"
+        f"  {f} p = {_polynomial(f, 'r', EXP2)};\n"
+        f"  {_instruction('vscalef', n, 'p x', '%2, %1, %0')}\n"
+        f"  return r;\n}}"
+    )
+
+
+def _log2(n: int) -> str:
+    """log2(x) for any processor, relative error below 3e-7.
+
+    x = 2**e * (1 + s), s in -0.25 … 0.5; denormals are scaled up first.
+    """
+    f, i = _v("float", n), _v("int", n)
+    whole = "(float)e" if n == 1 else f"convert_{f}(e)"
+    return (
+        f"static inline {f} zoo_log2_{f}({f} x) {{\n"
+        f"  {f} y = x < ({f})(1.17549435e-38f) ? x * ({f})(8388608.0f) : x;\n"
+        f"  {i} e = (as_{i}(y) - ({i})(0x3f400000)) >> 23;\n"
+        f"  {f} s = as_{f}(as_{i}(y) - (e << 23)) - ({f})(1.0f);\n"
+        f"  {f} w = {whole} - (x < ({f})(1.17549435e-38f) ? ({f})(23.0f) : ({f})(0.0f));\n"
+        f"  {f} r = s * {_polynomial(f, 's', LOG2)} + w;\n"
+        f"  r = x < ({f})(INFINITY) ? r : x;\n"
+        f"  r = x > ({f})(0.0f) ? r : x == ({f})(0.0f) ? ({f})(-INFINITY) : ({f})(NAN);\n"
+        f"  return x != x ? x : r;\n}}"
+    )
+
+
+def _native_log2(n: int) -> str:
+    """The same by AVX-512, whose instructions give what is right for 0, infinity and NaN."""
+    f = _v("float", n)
+    return (
+        f"static inline {f} zoo_log2_{f}({f} x) {{\n"
+        f"  {f} r;\n"
+        f"  {_instruction('vgetexp', n, 'x')}\n"
+        f"  {f} e = r;\n"
+        f"  {_instruction('vgetmant', n, 'x', '$11, %1, %0')}\n"
+        f"  {f} s = r - ({f})(1.0f);\n"
+        f"  {_instruction('vgetexp', n, 'r')}\n"
+        f"  return s * {_polynomial(f, 's', LOG2)} + (e - r);\n}}"
+    )
+
+
+def _sin(n: int) -> str:
+    """sin(x), absolute error below 3e-7; large numbers are left to the runtime's library.
+
+    x = k * pi + r, |r| <= pi / 2: pi in three parts, the first two so short that their products
+    with k are exact; an odd k turns the sign.
+    """
+    f, i, u = _v("float", n), _v("int", n), _v("uint", n)
+    a, b, c = PI
+    far = f"(x > ({f})({FAR}f)) | (x < ({f})(-{FAR}f))"
+    lines = [
+        f"static inline {f} zoo_sin_{f}({f} x) {{",
+        f"  {f} w = x * ({f})(0.31830987f) + ({f})(12582912.0f);",
+        f"  {f} k = w - ({f})(12582912.0f);",
+        f"  {f} r = ((x - k * ({f})({a}f)) - k * ({f})({b}f)) - k * ({f})({c}f);",
+        f"  {f} q = r * r;",
+        f"  r = r * {_polynomial(f, 'q', SIN)};",
+        f"  r = as_{f}(as_{u}(r) ^ (as_{u}(w) << 31));",
+    ]
+    if n == 1:
+        return "\n".join([*lines, f"  return {far} ? sin(x) : r;", "}"])
+    width = n // 2
+    lines.append(f"  {i} m{n} = {far};")
+    while width:
+        lines.append(f"  {_v('int', width)} m{width} = m{2 * width}.lo | m{2 * width}.hi;")
+        width //= 2
+    return "\n".join([*lines, f"  if (m1) r = m{n} ? sin(x) : r;", "  return r;", "}"])

@@ -56,7 +56,9 @@ def render(function: Function, target: Target) -> Rendered:
     body = renderer.text()
     name = "k" + hashlib.sha256(body.encode()).hexdigest()[:16]
     kinds = tuple(renderer.spell.memory(p.dtype) for p in function.parameters)
-    text = f"// {function.label}\nstatic void {name}{body}"
+    # without it, clang splits vectors of 512 bits where it takes the processor for one that slows
+    wide = "__attribute__((min_vector_width(512))) " if target.is_cpu and target.lanes == 16 else ""
+    text = f"// {function.label}\nstatic {wide}void {name}{body}"
     helpers = frozenset(renderer.spell.helpers)
     return Rendered(name, text, kinds, bool(function.variables), helpers, function.support)
 

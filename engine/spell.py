@@ -126,11 +126,9 @@ class Speller:
                 return self._divide(value)
             case Op.RECIP:
                 return f"1.0f / {args[0]}"
-            case Op.EXP2 | Op.LOG2 | Op.SIN:
-                name = f"zoo_{op.name.lower()}_{self.type(dtype, lanes)}"
-                self.need(name)
-                return f"{name}({args[0]})"
-        return f"{op.name.lower()}({args[0]})"
+        name = f"zoo_{op.name.lower()}_{self.type(dtype, lanes)}"
+        self.need(name)
+        return f"{name}({args[0]})"
 
     def _where(self, value: Value, args: list[str]) -> str:
         if value.lanes == 1:
@@ -138,12 +136,10 @@ class Speller:
         size = 4 if value.dtype.is_float or value.dtype is dt.bool_ else value.dtype.itemsize
         mask = {1: "char", 2: "short", 4: "int", 8: "long"}[size]
         text = args[0] if mask == "int" else f"convert_{mask}{value.lanes}({args[0]})"
-        return f"select({args[2]}, {args[1]}, {text})"
+        return f"{text} ? {args[1]} : {args[2]}"
 
     def max(self, a: str, b: str, dtype: DType, lanes: int) -> str:
         """The larger one; NaN if either is."""
-        if not dtype.is_float:
-            return f"max({a}, {b})"
         name = f"zoo_max_{self.type(dtype, lanes)}"
         self.need(name)
         return f"{name}({a}, {b})"

@@ -127,7 +127,7 @@ def test_division_and_modulo_round_down_and_never_trap(kind: dt.DType) -> None:
 @WIDTHS
 def test_exp2_over_the_whole_range(n: int) -> None:
     """2e-7 relative, which is under two units in the last place; results below the smallest normal
-    number may be off by one unit of a denormal, or flushed to 0."""
+    number may be off by half a unit of a denormal more, or flushed to 0."""
     r = np.random.default_rng(0)
     x = np.concatenate(
         [
@@ -149,9 +149,8 @@ def test_exp2_over_the_whole_range(n: int) -> None:
     error = np.abs(got[normal] / want[normal] - 1)
     assert error.max() < 2e-7
     tiny = want < 2.0**-126
-    assert (
-        np.abs(got[tiny] - want[tiny]) <= np.maximum(want[tiny] * (got[tiny] == 0), 2.0**-149)
-    ).all()
+    off = np.abs(got[tiny] - want[tiny])
+    assert ((off <= 2e-7 * want[tiny] + 2.0**-150) | (got[tiny] == 0)).all()
     assert (got[x == 0] == 1).all()
 
 

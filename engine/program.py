@@ -13,8 +13,7 @@ from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, make
 from engine.prepare import Prepared, prepare
 from engine.runtime import LOCK, get_device
-from engine.schedule import schedule
-from engine.specialise import recipes_of
+from engine.specialise import specialised
 from engine.symbolic import Expr, Var, upper
 from engine.tensor import Tensor
 
@@ -132,7 +131,7 @@ class Program:
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
         own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
-        plan = schedule([*own, *(t.node for t in written)], device, recipes_of(device, exact))
+        plan = specialised([*own, *(t.node for t in written)], device, exact)
         growth = {s: v - s.version for s, v in plan.versions.items()}
         prepared = prepare(plan, repeated=True)
         places = [n.arg[0] for n in plan.results[len(outputs) :]]

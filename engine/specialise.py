@@ -7,7 +7,7 @@ the others cost their memory and the launches.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from engine.prepare import canonical, numbered, step_of
 from engine.recipes import PASSES, choose
 from engine.recipes.settings import Settings
 from engine.runtime import Device, Step, get_device
-from engine.schedule import Kernel, schedule
+from engine.schedule import Kernel, Schedule, schedule
 from engine.tiles import TilePlan
 
 Layout = Callable[[Node], Node]  # a weight's node -> the expression that packs it
@@ -40,6 +40,7 @@ class Recipes:
         self.settings = Settings(device.target, exact, self._pack, self._form)
         self.taken: dict[Kernel, bool] = {}
         self.forms: dict[Node, tuple[Node, list[Storage]]] = {}
+        self.pending: dict[tuple, tuple[Packing, list[Storage], Storage]] = {}
         self.passes = [partial(rewrite, settings=self.settings) for rewrite in PASSES]
 
     def takes(self, kernel: Kernel) -> bool:
@@ -57,25 +58,42 @@ class Recipes:
         return self._numbered(node)[0]
 
     def _pack(self, node: Node, layout: Layout) -> Node:
-        """The BUFFER of a weight in a layout: computed when it is first asked for, then kept."""
+        """The BUFFER of a weight in a layout; `finish` computes it, once for all graphs."""
         form, storages = self._numbered(node)
         weight, *others = storages
-        kept = _packed.setdefault(weight, {})
         key = (layout, form, *others)
-        if key not in kept:
-            packing = _packings.get((self.name, layout, form))
-            if packing is None:
-                packing = _packings[self.name, layout, form] = plan_packing(
-                    layout(node), storages, self.name
-                )
-            kept[key] = packing.run(storages, get_device(self.name), self.name)
-        return kept[key]
+        if key in _packed.get(weight, ()):
+            return _packed[weight][key]
+        packing = _packings.get((self.name, layout, form))
+        if packing is None:
+            packing = plan_packing(layout(node), storages, self.name)
+            _packings[self.name, layout, form] = packing
+        if (weight, key) not in self.pending:
+            dtype, size = packing.made[packing.at]
+            place = Storage(self.name, dtype, size, constant=True)
+            self.pending[weight, key] = (packing, storages, place)
+        place = self.pending[weight, key][2]
+        return buffer(place, packing.result.shape)
+
+    def finish(self) -> None:
+        """Pack what was asked for. All kernels are compiled together, which is much quicker."""
+        device = get_device(self.name)
+        waiting, self.pending = self.pending, {}
+        device.prepare([step for packing, _, _ in waiting.values() for step, _ in packing.steps])
+        for (weight, key), (packing, storages, place) in waiting.items():
+            packing.run(storages, place, device)
+            _packed.setdefault(weight, {})[key] = buffer(place, packing.result.shape)
 
 
-def recipes_of(device_name: str, exact: bool = True) -> Recipes | None:
-    """None for a device that evaluates kernels itself."""
+def specialised(nodes: Sequence[Node], device_name: str, exact: bool = True) -> Schedule:
+    """The schedule of nodes by the device's recipes, all weights packed for it."""
     device = get_device(device_name)
-    return None if device.target is None else Recipes(device, device_name, exact)
+    if device.target is None:  # it evaluates kernels itself
+        return schedule(nodes, device_name)
+    recipes = Recipes(device, device_name, exact)
+    plan = schedule(nodes, device_name, recipes)
+    recipes.finish()
+    return plan
 
 
 @dataclass(frozen=True)
@@ -91,9 +109,10 @@ class Packing:
     result: Node  # its shape and type
     at: int  # which of the new ones it is
 
-    def run(self, storages: list[Storage], device: Device, name: str) -> Node:
-        """The packed BUFFER; the pages of files that were read for it are given back."""
-        made = [Storage(name, dtype, size, constant=True) for dtype, size in self.made]
+    def run(self, storages: list[Storage], place: Storage, device: Device) -> None:
+        """Fill `place`; the pages of files that were read for it are given back."""
+        made = [Storage(place.device, dtype, size) for dtype, size in self.made]
+        made[self.at] = place
         for storage in made:
             storage.data = device.allocate(storage.nbytes + SLACK)
         every = [*storages, *made]
@@ -108,7 +127,6 @@ class Packing:
         device.replay(steps, repeated=False)({})
         for storage in storages:
             device.forget(storage.data)
-        return buffer(made[self.at], self.result.shape)
 
 
 def plan_packing(node: Node, storages: list[Storage], name: str) -> Packing:

@@ -159,6 +159,10 @@ class OpenCLDevice:
             program = self.build(source)
             self.built |= dict.fromkeys(fresh, program)
 
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Compile the kernels of steps that will be launched one by one, in one program."""
+        self.kernels([s.function for s in steps])
+
     def replay(self, steps: Sequence[Step], repeated: bool) -> Launches | Persistent:
         from engine.runtime.persistent import Persistent
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,20 +20,21 @@ from engine.dtype import bfloat16_to_float32, float32_to_bfloat16
 from engine.ir import Target
 from engine.runtime.host import allow_tiles, cache_folder, save, saved
 
+PLACE = 4096  # bytes for the input, and for the output, of a trial
 SECONDS = 60  # a compiler that takes longer than this is not to be relied on
 
-DOTS = """__kernel void trial(__global int* out, __global const int* given) {
+DOTS = """static void dots(__global int* out, __global const int* given) {
   int16 sum = *(__global const int16*)(given + 32);
   int16 a = *(__global const int16*)given, b = *(__global const int16*)(given + 16);
   __asm__ volatile("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
   *(__global int16*)out = sum;
 }"""
-PAIRS = """__kernel void trial(__global ushort* out, __global const float* given) {
+PAIRS = """static void pairs(__global ushort* out, __global const float* given) {
   float16 low = *(__global const float16*)given, high = *(__global const float16*)(given + 16);
   __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vmovdqu16 %%zmm0, (%0)"
                    :: "r"(out), "v"(low), "v"(high) : "xmm0", "memory");
 }"""
-TILES = """__kernel void trial(__global float* out, __global const uchar* given) {
+TILES = """static void tiles(__global float* out, __global const uchar* given) {
   __asm__ volatile("ldtilecfg (%0)\\n tilezero %%tmm0\\n tileloadd (%1, %3, 1), %%tmm1\\n"
                    "tileloadd (%1, %3, 1), %%tmm2\\n tdpbf16ps %%tmm2, %%tmm1, %%tmm0\\n"
                    "tilestored %%tmm0, (%2, %3, 1)\\n tilerelease"
@@ -46,22 +47,22 @@ def _halves(lanes: int) -> Trial:
     features = frozenset({"f16c", "avx512f"} if lanes == 16 else {"f16c"})
     name = f"unpack_float16_{number}"
     source = f"""{helpers(Target("opencl-cpu", True, lanes, 1, features))[name]}
-__kernel void trial(__global {number}* out, __global const {half}* given) {{
+static void halves{lanes}(__global {number}* out, __global const {half}* given) {{
   for (int i = 0; i < {64 // lanes}; i++) out[i] = {name}(given[i]);
 }}"""
     values = np.arange(64, dtype=np.float16) * np.float16(0.37)
-    return Trial(source, values, values.astype(np.float32))
+    return Trial(f"halves{lanes}", source, values, values.astype(np.float32))
 
 
 def _dots() -> Trial:
     given = np.arange(48, dtype=np.int32) * 0x01020304
     a, b = given[:16].view(np.uint8).astype(np.int32), given[16:32].view(np.int8)
-    return Trial(DOTS, given, (a * b).reshape(16, 4).sum(1, dtype=np.int32) + given[32:])
+    return Trial("dots", DOTS, given, (a * b).reshape(16, 4).sum(1, dtype=np.int32) + given[32:])
 
 
 def _pairs() -> Trial:
     values = np.arange(32, dtype=np.float32) * np.float32(0.37)
-    return Trial(PAIRS, values, float32_to_bfloat16(values))
+    return Trial("pairs", PAIRS, values, float32_to_bfloat16(values))
 
 
 def _tiles() -> Trial:
@@ -72,13 +73,14 @@ def _tiles() -> Trial:
     numbers = float32_to_bfloat16(np.arange(512, dtype=np.float32) % 7)
     a = bfloat16_to_float32(numbers).reshape(16, 16, 2)
     expected = np.einsum("mkp,knp->mn", a, a).astype(np.float32)
-    return Trial(TILES, np.concatenate([config, numbers.view(np.uint8)]), expected)
+    return Trial("tiles", TILES, np.concatenate([config, numbers.view(np.uint8)]), expected)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A kernel `trial`, what it is given, and what it must make of that, bit for bit."""
+    """A function `name(out, given)`, what it is given, and what it must make of it, to the bit."""
 
+    name: str
     source: str
     given: np.ndarray
     expected: np.ndarray
@@ -122,8 +124,8 @@ def _try(which: str, *features: str) -> bool:
     return done.returncode == 0
 
 
-def _works(which: str, trial: Trial) -> bool:
-    """Run a trial on a device; whether the numbers are right."""
+def _work(which: str, trials: Sequence[Trial]) -> bool:
+    """Run trials on a device, in one kernel; whether the numbers are right."""
     from engine.runtime.opencl import import_pyopencl, pick
 
     cl = import_pyopencl()
@@ -131,15 +133,30 @@ def _works(which: str, trial: Trial) -> bool:
     context = cl.Context([device])
     queue = cl.CommandQueue(context)
     allow_tiles()
-    out = np.zeros_like(trial.expected)
+    given = np.zeros((len(trials), PLACE), np.uint8)
+    calls = []
+    for place, (row, trial) in enumerate(zip(given, trials)):
+        data = trial.given.reshape(-1).view(np.uint8)
+        row[: data.size] = data
+        at = f"+ {place * PLACE}"
+        calls.append(
+            f"{trial.name}((__global void*)(out {at}), (__global const void*)(given {at}));"
+        )
+    source = (
+        "\n".join(trial.source for trial in trials)
+        + f"""
+__kernel void trial(__global uchar* out, __global const uchar* given) {{ {" ".join(calls)} }}"""
+    )
+    out = np.zeros_like(given)
     flags = cl.mem_flags
-    given = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=trial.given)
+    inputs = cl.Buffer(context, flags.READ_ONLY | flags.COPY_HOST_PTR, hostbuf=given)
     made = cl.Buffer(context, flags.WRITE_ONLY, out.nbytes)
-    program = cl.Program(context, trial.source).build(cache_dir=False)
-    cl.Kernel(program, "trial")(queue, (1,), None, made, given)
+    program = cl.Program(context, source).build(cache_dir=False)
+    cl.Kernel(program, "trial")(queue, (1,), None, made, inputs)
     cl.enqueue_copy(queue, out, made)
-    return bool((out == trial.expected).all())
+    wanted = [trial.expected.reshape(-1).view(np.uint8) for trial in trials]
+    return all((row[: w.size] == w).all() for row, w in zip(out, wanted))
 
 
 if __name__ == "__main__":
-    sys.exit(0 if all(_works(sys.argv[1], TRIALS[name]()) for name in sys.argv[2:]) else 1)
+    sys.exit(0 if _work(sys.argv[1], [TRIALS[name]() for name in sys.argv[2:]]) else 1)

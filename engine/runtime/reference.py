@@ -69,6 +69,9 @@ class ReferenceDevice:
     def forget(self, handle: np.ndarray) -> None:
         pass
 
+    def prepare(self, steps: Sequence[Step]) -> None:
+        pass
+
     def replay(self, steps: Sequence[Step], repeated: bool) -> _Replay:
         return _Replay(list(steps))
 

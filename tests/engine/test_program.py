@@ -187,7 +187,7 @@ def test_one_compile_serves_every_position(device: str, monkeypatch: pytest.Monk
 
     for owner in (sys.modules["engine.program"], sys.modules["engine.realize"]):
         monkeypatch.setattr(owner, "prepare", counted("prepare", owner.prepare))
-        monkeypatch.setattr(owner, "schedule", counted("schedule", owner.schedule))
+        monkeypatch.setattr(owner, "specialised", counted("schedule", owner.specialised))
     if device != "reference":
         backend = get_device(device)
         monkeypatch.setattr(backend, "build", counted("build", backend.build))

@@ -18,6 +18,7 @@ from engine.graph import Node, Op, ShapeError, Storage
 from engine.realize import realize
 from engine.runtime import LOCK, default_device, get_device
 from engine.symbolic import Expr, Int, bounds, product, upper
+from engine.windows import windows
 
 Scalar = int | float | bool | Expr
 
@@ -278,10 +279,8 @@ class Tensor:
         windows are new axes at the end: element k of the one at y is y * stride + k * dilation.
         Raises ShapeError if a window doesn't fit its axis.
         """
-        out = self
-        for axis, *how in zip(axes, sizes, strides, dilations):
-            out = _windows(out, _axis(axis, self.ndim), *how)
-        return out
+        places = [_axis(a, self.ndim) for a in axes]
+        return self._new(windows(self.node, places, sizes, strides, dilations))
 
     @staticmethod
     def cat(*tensors: Tensor, axis: int = 0) -> Tensor:
@@ -677,44 +676,6 @@ def _sum_in_parts(x: Tensor, axes: tuple[int, ...]) -> Tensor:
             summed = g.reduce(parts.node, "add", (a + 1,))
             x = x._new(g.reshape(summed, (*parts.shape[: a + 1], *x.shape[a + 1 :])))
     return x
-
-
-def _windows(x: Tensor, axis: int, size: int, stride: int, dilation: int) -> Tensor:
-    """The windows along one axis, by repeating it: row k of the repetitions, read in rows that are
-    `dilation` too long, begins k * dilation later."""
-    n, n_max = x.shape[axis], upper(x.shape[axis])
-    if size < 1 or stride < 1 or dilation < 1:
-        raise ShapeError(
-            f"windows: size {size}, stride {stride}, dilation {dilation}: all are >= 1"
-        )
-    count = (n - dilation * (size - 1) - 1) // stride + 1
-    if bounds(count)[0] < 1:
-        raise ShapeError(
-            f"windows: {size} elements {dilation} apart don't fit axis {axis} of {list(x.shape)}"
-        )
-    before, after = x.shape[:axis], x.shape[axis + 1 :]
-
-    def first(t: Tensor, *ends: Int) -> Tensor:
-        """The beginning of the axes from `axis` on."""
-        kept = (*before, *ends, *t.shape[axis + len(ends) :])
-        return t.shrink([(0, end) for end in kept])
-
-    # Behind the last window there must be room for the rest of its stride.
-    length = max(n_max, upper(count) * stride - (dilation if size > 1 else 0))
-    end = [(0, 0)] * x.ndim
-    end[axis] = (0, length - n)
-    rows = x.pad(end).reshape(*before, 1, length, *after)
-    if size > 1:
-        row = length + dilation
-        copies = -(-size * row // length)
-        flat = rows.expand(*before, copies, length, *after)
-        flat = first(flat.reshape(*before, copies * length, *after), size * row)
-        rows = flat.reshape(*before, size, row, *after)
-    rows = first(rows, size, upper(count) * stride)
-    steps = rows.reshape(*before, size, upper(count), stride, *after)
-    picked = first(steps, size, count, 1).reshape(*before, size, count, *after)
-    rest = range(axis + 1, picked.ndim)
-    return picked.permute(*range(axis), *rest, axis)
 
 
 def broadcast_shape(*shapes: tuple[Int, ...]) -> tuple[Int, ...]:

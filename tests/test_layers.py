@@ -16,6 +16,7 @@ ENGINE_ORDER = (
     "dtype",
     "symbolic",
     "graph",
+    "windows",
     "indexing",
     "fusion",
     "schedule",

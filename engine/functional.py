@@ -99,8 +99,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     is elements 2i and 2i+1.
     """
     pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-    even, odd = pairs[..., 0], pairs[..., 1]
-    turned = Tensor.stack(even * cos - odd * sin, even * sin + odd * cos, axis=-1)
+    sign = Tensor.arange(2, device=x.device) * 2 - 1  # (a, b) becomes (a cos - b sin, b cos + a sin)
+    turned = pairs * cos.unsqueeze(-1) + pairs.flip(-1) * (sin.unsqueeze(-1) * sign)
     return turned.reshape(*x.shape)
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from engine.graph import Node, Op
 from engine.indexing import flat_index, source_indices
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, Var, linear_in, upper, variables
+from engine.symbolic import Expr, Int, Var, linear_in, substitute, upper, variables
+
+STRETCH = 16  # elements of the widest vector
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,19 @@ def contiguous_score(facts: Facts, loads: list[Load], var: Expr) -> int | None:
         stride = load.stride(var)
         if stride == 1 or _bytes_in_blocks(load, var):
             score += 1
-        elif stride != 0:
+        elif stride != 0 and not _in_short_stretch(load, var):
             score -= 4
     return score
+
+
+def _in_short_stretch(load: Load, var: Expr) -> bool:
+    """Whether neighbours along `var` lie in a stretch that one vector holds: a shuffle away."""
+    step = Var(f"{var.text}_", 0, max(var.max // STRETCH, 1)) * STRETCH
+    at = [substitute(load.index, {var: step + i}) for i in range(STRETCH)]
+    offsets = [a - at[0] for a in at]
+    if not all(isinstance(o, int) for o in offsets):
+        return False
+    return max(offsets) - min(offsets) < STRETCH
 
 
 def _bytes_in_blocks(load: Load, var: Expr) -> bool:

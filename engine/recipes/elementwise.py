@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.graph import Op, make, reshape, toposort
+from engine.graph import ELEMENTWISE, Op, make, reshape, toposort
 from engine.ir import Target
 from engine.lower import Plan
 from engine.recipes.analysis import Facts, analyse, contiguous_score
@@ -34,7 +34,9 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     shape = kernel.root.shape
     rank = len(shape)
     wide = [a for a in range(rank) if facts.axes[a] is not None]
-    best, vector = -1, None
+    # lanes that are read one by one still calculate together
+    arithmetic = sum(n.op in ELEMENTWISE for n in toposort([kernel.root]))
+    best, vector = -1 - arithmetic, None
     for a in reversed(wide):
         var = facts.axes[a]
         score = contiguous_score(facts, facts.loads, var)

@@ -27,10 +27,17 @@ SIN = (2.6054815e-6, -1.9809476e-4, 8.3330646e-3, -0.1666666, 1.0)
 PI = (3.140625, 9.675025939941406e-4, 1.509958e-7)  # of 8, 11 and 24 bits
 FAR = 25000.0  # up to here the second product is exact
 
+# a cache line that will be written whole needn't be waited for
+AHEAD = """static inline void zoo_ahead(__global const void* p) {
+#ifdef __clang__
+  __builtin_prefetch((const void*)(size_t)p, 1);
+#endif
+}"""
+
 
 def helpers(target: Target) -> dict[str, str]:
     """name -> definition, for every helper a renderer may ask for."""
-    out: dict[str, str] = {}
+    out: dict[str, str] = {"zoo_ahead": AHEAD}
     for kind in SCALARS:
         for n in VECTORS:
             name = kind + (str(n) if n > 1 else "")

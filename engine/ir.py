@@ -109,9 +109,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Store:
+    """A write; memory so many elements ahead will be written soon, and may be fetched."""
+
     address: Address
     dtype: DType
     value: Value
+    ahead: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,7 +195,7 @@ def show(function: Function) -> str:
                     lines.append(f"{indent}call {name}({given})")
                 case Define(var, value):
                     lines.append(f"{indent}{var} = {names.get(value, value)}")
-                case Store(address, _, value):
+                case Store(address, _, value, _):
                     lines.append(f"{indent}store p{address.slot}[{address.index}] = {names[value]}")
                 case Start(acc):
                     sums[acc] = f"s{len(sums)}"

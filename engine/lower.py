@@ -9,6 +9,7 @@ writes the row.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product as cartesian
 
@@ -48,6 +49,7 @@ class Plan:
     vector  the axis that lies across `lanes`, or None
     reduce_lanes   reductions that don't vary along `vector` take lanes along their own last axis
     reduce_unroll  steps of a reduction per turn of its loop
+    ahead   the output is written in order: memory this many elements ahead is fetched meanwhile
     """
 
     recipe: str
@@ -58,6 +60,7 @@ class Plan:
     lanes: int = 1
     reduce_lanes: int = 1
     reduce_unroll: int = 1
+    ahead: int = 0
 
 
 def plain(kernel: Kernel) -> Plan:
@@ -136,7 +139,7 @@ class Lowering(Evaluator):
     def _nest(self, position: int, points: list[list[Int]]) -> None:
         """The loops from plan.order[position] inwards. points: the indices chosen on each axis.
 
-        Every axis has whole steps of unroll x lanes, then what is left over one by one.
+        Every axis has whole steps of unroll x lanes, then of lanes, then single elements.
         """
         if position == len(self.plan.order):
             self._outputs(points)
@@ -146,19 +149,14 @@ class Lowering(Evaluator):
         unroll = self.plan.unroll[axis]
         wide = axis == self.plan.vector and self.plan.lanes > 1
         lanes, lane = (self.plan.lanes, self.lane) if wide else (1, 0)
-        step = unroll * lanes
-        whole = self._open(count // step)
-        if whole is not None:
-            turn, body = whole
-            points[axis] = [start + turn * step + u * lanes + lane for u in range(unroll)]
-            self._nest(position + 1, points)
-            self._close(body)
-        rest = self._open(count % step)
-        if rest is not None:
-            turn, body = rest
-            points[axis] = [start + count // step * step + turn]
-            self._nest(position + 1, points)
-            self._close(body)
+        for first, turns, copies, width in _cuts(count, unroll, lanes):
+            opened = self._open(turns)
+            if opened is not None:
+                turn, body = opened
+                at = start + first + turn * (copies * width)
+                points[axis] = [at + u * width + (lane if width > 1 else 0) for u in range(copies)]
+                self._nest(position + 1, points)
+                self._close(body)
 
     def _open(self, extent: Int) -> tuple[Int, Block | None] | None:
         """Begin a loop; its variable (0 where it turns once), or None where it never turns."""
@@ -196,7 +194,7 @@ class Lowering(Evaluator):
                 at = tuple(i + start for i, (start, _) in zip(index, self.kernel.box))
             flat = flat_index(at, target.shape)
             lane = self.lane if self.lane in variables(flat) else None
-            self._emit(Store(Address(0, flat, lane), target.dtype, value))
+            self._emit(Store(Address(0, flat, lane), target.dtype, value, self.plan.ahead))
 
     # --- reductions --------------------------------------------------------------------------
 
@@ -249,13 +247,13 @@ class Lowering(Evaluator):
         for key in wanted:
             width = self.plan.lanes if any(self.lane in variables(i) for i in key[1]) else lanes
             vectors[key] = [self._start(key[0], width) for _ in range(copies)]
-            if lanes > 1 and last % (lanes * self.plan.reduce_unroll) != 0:
+            if lanes > 1 and last % lanes != 0:
                 sums[key] = [self._start(key[0], 1)]
         for extent in around:
             var, block = self._open(extent)  # never None: an empty reduction isn't made
             opened.append(block)
             place.append(var)
-        self._run_last(wanted, place, last, lanes, copies, vectors, sums)
+        self._run_last(wanted, place, last, lanes, vectors, sums)
         for block in reversed(opened):
             self._close(block)
         for key in wanted:
@@ -271,27 +269,22 @@ class Lowering(Evaluator):
         place: list[Int],
         extent: Int,
         lanes: int,
-        copies: int,
         vectors: dict,
         sums: dict,
     ) -> None:
-        """The innermost reduction loop: whole steps of unroll x lanes, then single elements."""
-        step = lanes * self.plan.reduce_unroll
-        full = self._open(extent // step)
-        if full is not None:
-            turn, block = full
-            for u in range(self.plan.reduce_unroll):
-                at = turn * step + u * lanes + (self.reduce_lane if lanes > 1 else 0)
+        """The innermost reduction loop: whole steps of unroll x lanes, then of lanes, then one."""
+        for first, turns, unroll, width in _cuts(extent, self.plan.reduce_unroll, lanes):
+            opened = self._open(turns)
+            if opened is None:
+                continue
+            turn, block = opened
+            for u in range(unroll):
+                lane = self.reduce_lane if width > 1 else 0
+                at = first + turn * (unroll * width) + u * width + lane
                 for key in wanted:
+                    into = vectors[key] if width == lanes else sums[key]
                     value = self._operand(key, [*place, at])
-                    self._emit(Update(vectors[key][u % copies], value))
-            self._close(block)
-        rest = self._open(extent % step)
-        if rest is not None:
-            turn, block = rest
-            for key in wanted:
-                value = self._operand(key, [*place, extent // step * step + turn])
-                self._emit(Update((sums[key] or vectors[key])[0], value))
+                    self._emit(Update(into[u % len(into)], value))
             self._close(block)
 
     def _operand(self, key: tuple[Node, Index], place: list[Int]) -> Value:
@@ -325,6 +318,18 @@ class Lowering(Evaluator):
         return total
 
 
+def _cuts(count: Int, unroll: int, lanes: int) -> Iterator[tuple[Int, Int, int, int]]:
+    """An axis of `count` elements in steps of unroll x lanes, of lanes, and of one.
+
+    Yields where the steps of a size begin, how many they are, and of how many copies and lanes.
+    """
+    first, left = 0, count
+    for copies, width in dict.fromkeys(((unroll, lanes), (1, lanes), (1, 1))):
+        step = copies * width
+        yield first, left // step, copies, width
+        first, left = count // step * step, left % step
+
+
 def _stages(root: Node) -> dict[Node, int]:
     """How many reductions lie one inside the other below each REDUCE: 0 for the innermost."""
     level: dict[Node, int] = {}
@@ -356,7 +361,7 @@ def _variables(body: list[Statement]) -> set[Expr]:
                     found |= variables(value.arg[0])
             case Define(_, value) if not isinstance(value, Value):
                 found |= variables(value)
-            case Store(address, _, _):
+            case Store(address):
                 found |= _address_variables(address)
             case Loop(_, extent, inner):
                 found |= variables(extent) | _variables(inner)

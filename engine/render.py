@@ -202,6 +202,9 @@ class _Renderer:
             self.lines.append(f"{indent}p0[{c_index(address.index)}] = {text};")
         elif start is not None:
             self.spell.need(f"loose_{kind}{lanes}")
+            if store.ahead:
+                self.spell.need("zoo_ahead")
+                self.lines.append(f"{indent}zoo_ahead(p0 + {c_index(start + store.ahead)});")
             place = f"*({self.dialect.pointer} loose_{kind}{lanes}*)(p0 + {c_index(start)})"
             self.lines.append(f"{indent}{place} = {text};")
         else:
@@ -223,7 +226,7 @@ def _count_uses(body: list[Statement]) -> Counter[Value]:
                 uses[value] += 1
             case Update(_, value):
                 uses[value] += 1
-            case Store(_, _, value):
+            case Store(_, _, value, _):
                 uses[value] += 1
             case Loop(_, _, inner):
                 uses += _count_uses(inner)

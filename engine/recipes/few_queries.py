@@ -19,6 +19,7 @@ from engine.symbolic import Int, upper
 
 CHUNK = 512  # keys whose scores lie in scratch memory at once
 MOST = 64  # queries up to which this is the better way on any device
+AHEAD = 4096  # bytes of keys and of values that are fetched before they are needed
 WIDE = 4  # vectors of a value that are summed at once
 
 
@@ -38,6 +39,7 @@ class FewQueries:
     key_view: View
     value_view: View
     lanes: int
+    native: bool  # whether halves become floats by an instruction
     strip: int = 1
     block: int = 1
 
@@ -49,7 +51,8 @@ class FewQueries:
     def name(self) -> str:
         seen = "all" if self.visible is None else "causal"
         places = "_".join(map(str, (*self.key_view.strides, *self.value_view.strides)))
-        return f"attend_{self.depth}_{self.width}_{self.heads}_{seen}_{places}"
+        kinds = "".join("h" if v.half else "f" for v in (self.key_view, self.value_view))
+        return f"attend{kinds}_{self.depth}_{self.width}_{self.heads}_{seen}_{places}"
 
     @property
     def work(self) -> int:
@@ -71,7 +74,7 @@ class FewQueries:
         return weighted(*weights, v, self.heads)
 
     def source(self) -> tuple[str, ...]:
-        return (_helpers(self.lanes), _scores(self), _values(self), _source(self))
+        return (_helpers(self.lanes, self.native), _scores(self), _values(self), _source(self))
 
 
 def rewrite(node: Node, settings: Settings) -> Node | None:
@@ -99,6 +102,7 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
         keys.view,
         values.view,
         settings.target.lanes,
+        {"f16c", "avx512f"} <= settings.target.features and settings.target.lanes == 16,
     )
     operands = (queries, keys.base, values.base)
     return found.product.restored(g.intrinsic(spec, operands))
@@ -116,20 +120,36 @@ def _keys(keys: Node) -> Operand:
 # --- the code --------------------------------------------------------------------------------
 
 
-def _helpers(lanes: int) -> str:
+def _helpers(lanes: int, native: bool) -> str:
     """2**x to 2e-7, and vectors that may start anywhere."""
+    if native:
+        halves = (
+            f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
+            f'"m"(*(__global const ushort{lanes}*)p)); return r;'
+        )
+        fetch = '__asm__ volatile("prefetcht0 (%0)" :: "r"(p));'
+    else:
+        fetch = ""
+        halves = f"return vload_half{lanes}(0, (__global const half*)p);"
     f, i = f"float{lanes}", f"int{lanes}"
-    halves, width, name = [], lanes, "v"
+    folds, width, name = [], lanes, "v"
     while width > 1:
         width //= 2
         kind = f"float{width}" if width > 1 else "float"
-        halves.append(f"  const {kind} {name}{width} = OP({name}.lo, {name}.hi);")
+        folds.append(f"  const {kind} {name}{width} = OP({name}.lo, {name}.hi);")
         name = f"{name}{width}"
-    body = "\n".join(halves)
+    body = "\n".join(folds)
     highest = body.replace("OP(", "max(")
     total = body.replace("OP(", "(").replace(", ", " + ")
     return f"""
 typedef {f} zoo_loose __attribute__((aligned(4)));
+static inline void zoo_fetch(__global const uchar* p) {{ {fetch} }}
+static inline {f} zoo_floats(__global const float* p) {{ return *(__global const zoo_loose*)p; }}
+static inline float zoo_float(__global const float* p) {{ return *p; }}
+static inline float zoo_half(__global const ushort* p) {{ return vload_half(0, (__global const half*)p); }}
+static inline {f} zoo_halves(__global const ushort* p) {{
+  {halves}
+}}
 static inline {f} zoo_power({f} x) {{
   x = max(x, ({f})(-126.0f));
   const {f} t = x + ({f})(12582912.0f);
@@ -157,47 +177,69 @@ def _scores(spec: FewQueries) -> str:
     """s[j] = query . keys[j]."""
     lanes, depth = spec.lanes, spec.depth
     _, key, deep = spec.key_view.strides
-    body = _dots_of_columns(lanes, depth, deep) if key == 1 else _dots_of_rows(lanes, depth, key)
+    memory, load, one = _reading(spec.key_view)
+    if key == 1:
+        body = _dots_of_columns(lanes, depth, deep, load)
+    else:
+        body = _dots_of_rows(lanes, depth, key, load, one, memory)
     return f"""
-static void {spec.name}_scores(float* s, __global const float* q, __global const float* k, int count) {{
+static void {spec.name}_scores(float* s, __global const float* q, __global const {memory}* k, int count) {{
   int j = 0;
 {body}
   for (; j < count; j++) {{
     float t = 0.0f;
-    for (int d = 0; d < {depth}; d++) t += q[d] * k[(long)j * {key} + d * {deep}];
+    for (int d = 0; d < {depth}; d++) t += q[d] * {one}(k + (long)j * {key} + d * {deep});
     s[j] = t;
   }}
 }}"""
 
 
-def _dots_of_columns(lanes: int, depth: int, deep: int) -> str:
+def _fetched(name: str, at: str, count: int, memory: str) -> str:
+    """Ask for the numbers that lie AHEAD bytes behind name + at: `count` of them, a line each."""
+    size = 2 if memory == "ushort" else 4
+    lines = range(AHEAD, AHEAD + count * size, 64)
+    start = f"(__global const uchar*)({name} + {at})"
+    return "{ " + " ".join(f"zoo_fetch({start} + {line});" for line in lines) + " }"
+
+
+def _reading(view: View) -> tuple[str, str, str]:
+    """(type in memory, function that reads a vector, function that reads one) of an operand."""
+    return (
+        ("ushort", "zoo_halves", "zoo_half") if view.half else ("float", "zoo_floats", "zoo_float")
+    )
+
+
+def _dots_of_columns(lanes: int, depth: int, deep: int, load: str) -> str:
     """Neighbouring keys lie side by side: each is a lane."""
     f = f"float{lanes}"
     return f"""  for (; j + {2 * lanes} <= count; j += {2 * lanes}) {{
     {f} a = ({f})(0.0f), b = a;
     for (int d = 0; d < {depth}; d++) {{
-      a += q[d] * *(__global const zoo_loose*)(k + j + (long)d * {deep});
-      b += q[d] * *(__global const zoo_loose*)(k + j + {lanes} + (long)d * {deep});
+      a += q[d] * {load}(k + j + (long)d * {deep});
+      b += q[d] * {load}(k + j + {lanes} + (long)d * {deep});
     }}
     *(zoo_loose*)(s + j) = a;
     *(zoo_loose*)(s + j + {lanes}) = b;
   }}"""
 
 
-def _dots_of_rows(lanes: int, depth: int, key: int) -> str:
+def _dots_of_rows(lanes: int, depth: int, key: int, load: str, one: str, memory: str) -> str:
     """As many keys as there are lanes: a vector of partial sums each, all folded in one tree."""
     f, whole = f"float{lanes}", depth - depth % lanes
     names = [f"x{i}" for i in range(lanes)]
     lines = [f"{f} {x} = ({f})(0.0f);" for x in names]
+    lines.append(
+        f"for (int i = 0; i < {lanes}; i++) {_fetched('k', f'(long)(j + i) * {key}', depth, memory)}"
+    )
     for d in range(0, whole, lanes):
         lines.append(f"const {f} q{d} = *(__global const zoo_loose*)(q + {d});")
         lines += [
-            f"{x} += q{d} * *(__global const zoo_loose*)(k + (long)(j + {i}) * {key} + {d});"
-            for i, x in enumerate(names)
+            f"{x} += q{d} * {load}(k + (long)(j + {i}) * {key} + {d});" for i, x in enumerate(names)
         ]
     for d in range(whole, depth):
         lines += [
-            f"{x}.s0 += q[{d}] * k[(long)(j + {i}) * {key} + {d}];" for i, x in enumerate(names)
+            f"{x}.s0 += q[{d}] * {one}(k + (long)(j + {i}) * {key} + {d});"
+            for i, x in enumerate(names)
         ]
     while len(names) > 1:
         pairs = list(zip(names[::2], names[1::2]))
@@ -217,29 +259,28 @@ def _values(spec: FewQueries) -> str:
     """tile = tile * f + sum over j of s[j] * values[j]."""
     lanes, width, key = spec.lanes, spec.width, spec.value_view.strides[1]
     f, whole = f"float{lanes}", width - width % lanes
+    memory, load, one = _reading(spec.value_view)
     parts = []
     for at in range(0, whole, WIDE * lanes):
         columns = list(range(at, min(at + WIDE * lanes, whole), lanes))
         start = " ".join(f"{f} a{c} = *(zoo_loose*)(tile + {c}) * f;" for c in columns)
-        steps = " ".join(
-            f"a{c} += s[j] * *(__global const zoo_loose*)(v + (long)j * {key} + {c});"
-            for c in columns
-        )
+        steps = " ".join(f"a{c} += s[j] * {load}(v + (long)j * {key} + {c});" for c in columns)
         keep = " ".join(f"*(zoo_loose*)(tile + {c}) = a{c};" for c in columns)
+        fetched = _fetched("v", f"(long)j * {key} + {at}", len(columns) * lanes, memory)
         parts.append(f"""  {{
     {start}
-    for (int j = 0; j < count; j++) {{ {steps} }}
+    for (int j = 0; j < count; j++) {{ {fetched} {steps} }}
     {keep}
   }}""")
     if width % lanes:
         parts.append(f"""  for (int c = {whole}; c < {width}; c++) {{
     float a = tile[c] * f;
-    for (int j = 0; j < count; j++) a += s[j] * v[(long)j * {key} + c];
+    for (int j = 0; j < count; j++) a += s[j] * {one}(v + (long)j * {key} + c);
     tile[c] = a;
   }}""")
     body = "\n".join(parts)
     return f"""
-static void {spec.name}_values(float* tile, const float* s, float f, __global const float* v, int count) {{
+static void {spec.name}_values(float* tile, const float* s, float f, __global const {memory}* v, int count) {{
 {body}
 }}"""
 
@@ -249,9 +290,10 @@ def _source(spec: FewQueries) -> str:
     group, key, _ = spec.key_view.strides
     head, value, _ = spec.value_view.strides
     last = "n" if spec.visible is None else "min(n, row + visible)"
+    kinds = [_reading(v)[0] for v in (spec.key_view, spec.value_view)]
     given = (
-        "__global const float* queries, __global const float* keys, __global const float* values,"
-        " int batch, int row, int column"
+        f"__global const float* queries, __global const {kinds[0]}* keys, "
+        f"__global const {kinds[1]}* values, int batch, int row, int column"
     )
     sizes = "int m, int n, int visible"
     return f"""
@@ -260,8 +302,8 @@ static void {spec.name}_end(void) {{}}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)work;
   __global const float* q = queries + ((long)batch * m + row) * {spec.depth};
-  __global const float* k = keys + {spec.key_view.offset} + (long)(batch / {spec.heads}) * {group};
-  __global const float* v = values + {spec.value_view.offset} + (long)(batch / {spec.heads}) * {head};
+  __global const {kinds[0]}* k = keys + {spec.key_view.offset} + (long)(batch / {spec.heads}) * {group};
+  __global const {kinds[1]}* v = values + {spec.value_view.offset} + (long)(batch / {spec.heads}) * {head};
   float most = -INFINITY, sum = 0.0f;
   for (int c = 0; c < {width}; c++) tile[c] = 0.0f;
   const int last = {last};

@@ -12,22 +12,27 @@ from engine.graph import Node, Op
 from engine.indexing import flat_index, move_index
 from engine.symbolic import Var, linear_in, upper
 
+MOVING = (g.MOVEMENT | {Op.CAST}) - {Op.PAD}
 STORED = (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS)  # what lies in a buffer when a kernel reads it
 
 
 @dataclass(frozen=True)
 class View:
-    """Movement ops over a stored node, and what they come to: element strides and an offset."""
+    """Movement ops over a stored node, and what they come to: element strides and an offset.
+
+    half says that the node holds float16, which is read as float32.
+    """
 
     steps: tuple[tuple[Op, Any, tuple], ...]  # (op, arg, shape), the innermost first
     strides: tuple[int, ...]
     offset: int
+    half: bool
 
     def of(self, base: Node) -> Node:
-        """The view of another stored node of the same shape."""
+        """The view, in float32, of another stored node of the same shape and type."""
         for op, arg, shape in self.steps:
             base = g.make(op, (base,), arg, base.dtype, shape)
-        return base
+        return g.cast(base, dt.float32)
 
 
 class Operand(NamedTuple):
@@ -38,20 +43,17 @@ class Operand(NamedTuple):
 
 
 def strided(x: Node) -> Operand | None:
-    """x as a float32 buffer with constant strides; None where it must be computed."""
-    steps = []
-    base = x
-    while base.op in g.MOVEMENT and base.op is not Op.PAD:
-        steps.append((base.op, base.arg, base.shape))
-        base = base.src[0]
-    if base.op not in STORED or base.dtype is not dt.float32:
+    """x, of float32, as a buffer with constant strides; None where it must be computed."""
+    chain = [x]
+    while chain[-1].op in MOVING:
+        chain.append(chain[-1].src[0])
+    base = chain.pop()
+    if base.op not in STORED or base.dtype not in (dt.float32, dt.float16):
         return None
     axes = [Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape)]
     index = tuple(axes)
-    node = x
-    while node is not base:
-        index, _ = move_index(node, index)
-        node = node.src[0]
+    for node in chain:
+        index = index if node.op is Op.CAST else move_index(node, index)[0]
     rest = flat_index(index, base.shape)
     strides = []
     for axis in axes:
@@ -62,7 +64,8 @@ def strided(x: Node) -> Operand | None:
         rest = found[1]
     if not isinstance(rest, int):
         return None
-    return Operand(base, View(tuple(reversed(steps)), tuple(strides), rest))
+    steps = [(n.op, n.arg, n.shape) for n in reversed(chain) if n.op is not Op.CAST]
+    return Operand(base, View(tuple(steps), tuple(strides), rest, base.dtype is dt.float16))
 
 
 def view_of(x: Node, suits: Callable[[tuple[int, ...]], bool]) -> Operand:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from engine import Tensor, program
-from engine.dtype import int32
+from engine.dtype import float16, float32, int32
 from weights import Params
 from zoo.llama import model
 
@@ -34,7 +34,8 @@ class Context:
         self._device = device
         # A program's slices are checked for the largest start and length at once, hence the
         # rows behind the last position; no token is ever attended there.
-        cache = model.init_cache(config, size + PREFILL - 1, device)
+        kind = float32 if dtype == "f32" else float16  # half the memory to read for each token
+        cache = model.init_cache(config, size + PREFILL - 1, device, kind)
         start = (0, size - 1)
 
         def prefill(ids, start_pos, length):

@@ -51,12 +51,15 @@ class Cache:
     rope: Tensor  # (2, context, D / 2): cosines, sines
 
 
-def init_cache(config: Config, context: int, device: str | None = None) -> Cache:
-    """Room for `context` tokens, all zero."""
+def init_cache(
+    config: Config, context: int, device: str | None = None, kind: dtype.DType = dtype.float32
+) -> Cache:
+    """Room for `context` tokens, all zero; keys and values are kept in the type `kind`."""
     heads, d = config.n_kv_heads, config.head_dim
 
     def empty(*shape: int) -> list[Tensor]:
-        return [Tensor.zeros(*shape, device=device).contiguous() for _ in range(config.n_layers)]
+        zeros = Tensor.zeros(*shape, dtype=kind, device=device)
+        return [zeros.contiguous() for _ in range(config.n_layers)]
 
     k, v = empty(heads, context, d), empty(heads, context, d)
     k[0].realize(*k[1:], *v)

@@ -40,16 +40,16 @@ def expected() -> np.ndarray:
 
 
 def test_gguf_logits_equal_plain_numpy(tmp_path, device):
-    model = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device)
+    model = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device, dtype="f32")
     logits = model.logits(IDS)
     assert (logits.shape, logits.dtype) == (expected().shape, np.float32)
     np.testing.assert_allclose(logits, expected(), atol=TOLERANCE)
 
 
 def test_hugging_face_folder_gives_the_same_model(tmp_path, device):
-    folder = zoo.llama.load(tiny.write_folder(tmp_path / "model"), device=device)
+    folder = zoo.llama.load(tiny.write_folder(tmp_path / "model"), device=device, dtype="f32")
     np.testing.assert_allclose(folder.logits(IDS), expected(), atol=TOLERANCE)
-    file = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device)
+    file = zoo.llama.load(tiny.write_gguf(tmp_path / "tiny.gguf"), device=device, dtype="f32")
     text = vocab.CORPUS + "<|im_end|>"
     for special in (False, True):
         ids = folder.tokenizer.encode(text, special)

@@ -51,6 +51,7 @@ class FewQueries:
     def name(self) -> str:
         seen = "all" if self.visible is None else "causal"
         places = "_".join(map(str, (*self.key_view.strides, *self.value_view.strides)))
+        places = places.replace("-", "m")
         kinds = "".join("h" if v.half else "f" for v in (self.key_view, self.value_view))
         return f"attend{kinds}_{self.depth}_{self.width}_{self.heads}_{seen}_{places}"
 
@@ -63,7 +64,9 @@ class FewQueries:
         return *queries.shape[:2], self.width
 
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
-        return queries.shape[1], self.keys, 0 if self.visible is None else self.visible
+        visible = 0 if self.visible is None else self.visible
+        offsets = self.key_view.offset, self.value_view.offset
+        return queries.shape[1], self.keys, visible, *offsets
 
     def flops(self, queries: Node, keys: Node, values: Node) -> Int:
         return queries.shape[0] * queries.shape[1] * self.keys * (self.depth + self.width) * 2
@@ -121,7 +124,7 @@ def _keys(keys: Node) -> Operand:
 
 
 def _helpers(lanes: int, native: bool) -> str:
-    """2**x to 2e-7, and vectors that may start anywhere."""
+    """2**x to 2e-7 (NaN of NaN), and vectors that may start anywhere."""
     if native:
         halves = (
             f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
@@ -151,7 +154,7 @@ static inline {f} zoo_halves(__global const ushort* p) {{
   {halves}
 }}
 static inline {f} zoo_power({f} x) {{
-  x = max(x, ({f})(-126.0f));
+  x = x < ({f})(-126.0f) ? ({f})(-126.0f) : x;
   const {f} t = x + ({f})(12582912.0f);
   const {i} n = as_{i}(t) << 23;
   const {f} r = x - (t - ({f})(12582912.0f));
@@ -161,7 +164,7 @@ static inline {f} zoo_power({f} x) {{
   p = p * r + 2.4022651e-1f;
   p = p * r + 6.9314718e-1f;
   p = p * r + 1.0f;
-  return as_{f}(as_{i}(p) + n);
+  return as_{f}(as_{i}(p) + n) + (x - x);
 }}
 static inline float zoo_max_lane({f} v) {{
 {highest}
@@ -295,15 +298,15 @@ def _source(spec: FewQueries) -> str:
         f"__global const float* queries, __global const {kinds[0]}* keys, "
         f"__global const {kinds[1]}* values, int batch, int row, int column"
     )
-    sizes = "int m, int n, int visible"
+    sizes = "int m, int n, int visible, int key_offset, int value_offset"
     return f"""
 static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{}}
 static void {spec.name}_end(void) {{}}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)work;
   __global const float* q = queries + ((long)batch * m + row) * {spec.depth};
-  __global const {kinds[0]}* k = keys + {spec.key_view.offset} + (long)(batch / {spec.heads}) * {group};
-  __global const {kinds[1]}* v = values + {spec.value_view.offset} + (long)(batch / {spec.heads}) * {head};
+  __global const {kinds[0]}* k = keys + key_offset + (long)(batch / {spec.heads}) * {group};
+  __global const {kinds[1]}* v = values + value_offset + (long)(batch / {spec.heads}) * {head};
   float most = -INFINITY, sum = 0.0f;
   for (int c = 0; c < {width}; c++) tile[c] = 0.0f;
   const int last = {last};

@@ -58,7 +58,7 @@ def _attention(outer: Product) -> Attention | None:
     while scores.op is Op.RESHAPE:
         scores = scores.src[0]
     inner = find(scores)
-    if inner is None:
+    if inner is None or scores.shape[: len(weights.shape)] != weights.shape:
         return None
     return _matched(outer, inner, weights, scale, mask)
 
@@ -70,7 +70,8 @@ def _narrowed(node: Node, left: Node) -> Node | None:
         base = x
         while base.op is Op.RESHAPE:
             base = base.src[0]
-        if base.op is Op.MUL and _base(left) is base:
+        same = base.shape[:-1] == x.shape[: len(base.shape) - 1]  # the axes keep their places
+        if base.op is Op.MUL and same and _base(left) is base:
             return base
     return None
 

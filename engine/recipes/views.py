@@ -50,6 +50,9 @@ def strided(x: Node) -> Operand | None:
     base = chain.pop()
     if base.op not in STORED or base.dtype not in (dt.float32, dt.float16):
         return None
+    casts = [(n.src[0].dtype, n.dtype) for n in chain if n.op is Op.CAST]
+    if casts != [(dt.float16, dt.float32)] * (base.dtype is dt.float16):
+        return None  # another one would round
     axes = [Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape)]
     index = tuple(axes)
     for node in chain:

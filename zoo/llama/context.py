@@ -1,4 +1,4 @@
-"""Context: the key/value cache of one conversation, and the two programs that extend it."""
+"""Context: the key/value cache of one conversation, and the programs that extend it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from weights import Params
 from zoo.llama import model
 
 PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
-SCORED = 32  # rows per call when the logits of every position are wanted
+FEW = 32  # rows that are multiplied as exactly as a single one
+SHORT = 64  # prompt tokens up to which that is quick enough
+SCORED = FEW  # rows per call when the logits of every position are wanted
 
 
 class Context:
@@ -45,6 +47,7 @@ class Context:
             return model.forward(params, config, ids, start_pos, cache)
 
         self._prefill = program(prefill, precision=dtype, start_pos=start, length=(1, PREFILL))
+        self._few = program(prefill, precision=dtype, start_pos=start, length=(1, FEW))
         self._forward = program(forward, precision=dtype, start_pos=start)
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
@@ -55,9 +58,11 @@ class Context:
         """
         at = self._keep(ids, len(ids) - 1)
         while at < len(ids) - 1:
-            part = list(ids[at : min(at + PREFILL, len(ids) - 1)])
-            padded = self._tensor(part + [0] * (PREFILL - len(part)))
-            self._prefill(padded, start_pos=at, length=len(part))
+            many = len(ids) - 1 - at > SHORT
+            rows, extend = (PREFILL, self._prefill) if many else (FEW, self._few)
+            part = list(ids[at : min(at + rows, len(ids) - 1)])
+            padded = self._tensor(part + [0] * (rows - len(part)))
+            extend(padded, start_pos=at, length=len(part))
             at += len(part)
             self.ids += part
         logits = self._forward(self._tensor(list(ids[at:])), start_pos=at).numpy()

@@ -128,7 +128,7 @@ def test_interrupted_step_leaves_a_true_cache(model, context, monkeypatch):
     def interrupted(*args, **ints):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(context, "_prefill", interrupted)
+    monkeypatch.setattr(context, "_few", interrupted)
     with pytest.raises(KeyboardInterrupt):
         context.next_logits(tokens[:10] + tokens[20:50])
     monkeypatch.undo()

@@ -27,17 +27,20 @@ SIN = (2.6054815e-6, -1.9809476e-4, 8.3330646e-3, -0.1666666, 1.0)
 PI = (3.140625, 9.675025939941406e-4, 1.509958e-7)  # of 8, 11 and 24 bits
 FAR = 25000.0  # up to here the second product is exact
 
-# a cache line that will be written whole needn't be waited for
-AHEAD = """static inline void zoo_ahead(__global const void* p) {
+# a cache line that will be written whole needn't be waited for either
+FETCH = """static inline void {name}(__global const void* p) {{
 #ifdef __clang__
-  __builtin_prefetch((const void*)(size_t)p, 1);
+  __builtin_prefetch((const void*)(size_t)p, {writes});
 #endif
-}"""
+}}"""
 
 
 def helpers(target: Target) -> dict[str, str]:
     """name -> definition, for every helper a renderer may ask for."""
-    out: dict[str, str] = {"zoo_ahead": AHEAD}
+    out = {
+        name: FETCH.format(name=name, writes=writes)
+        for name, writes in (("zoo_fetch", 0), ("zoo_fetch_out", 1))
+    }
     for kind in SCALARS:
         for n in VECTORS:
             name = kind + (str(n) if n > 1 else "")
@@ -57,6 +60,7 @@ def helpers(target: Target) -> dict[str, str]:
         out |= {f"zoo_exp2_{f}": _exp2(n), f"zoo_log2_{f}": _log2(n), f"zoo_sin_{f}": _sin(n)}
         if n in NATIVE and {"avx512f", "avx512dq"} <= target.features:
             out |= {f"zoo_exp2_{f}": _native_exp2(n), f"zoo_log2_{f}": _native_log2(n)}
+            out |= {f"zoo_max_{f}": _native_max(n)}
     return out
 
 
@@ -87,6 +91,15 @@ def _max(kind: str, n: int) -> str:
     f = _v(kind, n)
     text = _larger("a", "b", kind)
     return f"static inline {f} zoo_max_{f}({f} a, {f} b) {{ return {text}; }}"
+
+
+def _native_max(n: int) -> str:
+    """The same; in a loop, only the maximum itself waits for the one before."""
+    f = _v("float", n)
+    larger = _instruction("vmax", n, "a b", "%1, %2, %0")
+    return (
+        f"static inline {f} zoo_max_{f}({f} a, {f} b) {{ {f} r; {larger} return b != b ? b : r; }}"
+    )
 
 
 def _division(kind: str) -> dict[str, str]:
@@ -170,9 +183,9 @@ def _rounding(n: int, target: Target) -> dict[str, str]:
 
 
 def _instruction(name: str, n: int, inputs: str, operands: str = "%1, %0") -> str:
-    """r = one instruction of AVX-512 on n floats; the scalar form wants its first input twice."""
-    if n == 1:
-        operands = operands if operands.startswith("%2") else operands.replace("%1", "%1, %1")
+    """r = one instruction of AVX-512 on n floats; the scalar form wants a single input twice."""
+    if n == 1 and "%2" not in operands:
+        operands = operands.replace("%1", "%1, %1")
     given = ", ".join(f'"v"({i})' for i in inputs.split())
     return f'__asm__("{name}{"ss" if n == 1 else "ps"} {operands}" : "=v"(r) : {given});'
 

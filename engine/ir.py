@@ -109,12 +109,17 @@ class Update:
 
 @dataclass(frozen=True)
 class Store:
-    """A write; memory so many elements ahead will be written soon, and may be fetched."""
-
     address: Address
     dtype: DType
     value: Value
-    ahead: int = 0
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Memory that will be read soon, or written (slot 0), may come nearer."""
+
+    slot: int
+    index: Int
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class Call:
     ints: tuple[Int, ...]
 
 
-Statement = Let | Define | Start | Update | Store | Loop | Call
+Statement = Let | Define | Start | Update | Store | Fetch | Loop | Call
 
 
 @dataclass(frozen=True)
@@ -195,8 +200,10 @@ def show(function: Function) -> str:
                     lines.append(f"{indent}call {name}({given})")
                 case Define(var, value):
                     lines.append(f"{indent}{var} = {names.get(value, value)}")
-                case Store(address, _, value, _):
+                case Store(address, _, value):
                     lines.append(f"{indent}store p{address.slot}[{address.index}] = {names[value]}")
+                case Fetch(slot, index):
+                    lines.append(f"{indent}fetch p{slot}[{index}]")
                 case Start(acc):
                     sums[acc] = f"s{len(sums)}"
                     lines.append(

@@ -21,6 +21,7 @@ from engine.ir import (
     Address,
     Call,
     Define,
+    Fetch,
     Function,
     Kind,
     Let,
@@ -34,7 +35,7 @@ from engine.ir import (
     Value,
 )
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, Var, minimum, product, upper, variables
+from engine.symbolic import Expr, Int, Var, minimum, product, substitute, upper, variables
 
 CHAINS = 8  # sums under way at once that hide the latency of an addition
 
@@ -49,7 +50,8 @@ class Plan:
     vector  the axis that lies across `lanes`, or None
     reduce_lanes   reductions that don't vary along `vector` take lanes along their own last axis
     reduce_unroll  steps of a reduction per turn of its loop
-    ahead   the output is written in order: memory this many elements ahead is fetched meanwhile
+    ahead   outputs are made in order: what lies so many elements ahead of them, and of what is
+            read beside them, is fetched meanwhile
     """
 
     recipe: str
@@ -194,7 +196,19 @@ class Lowering(Evaluator):
                 at = tuple(i + start for i, (start, _) in zip(index, self.kernel.box))
             flat = flat_index(at, target.shape)
             lane = self.lane if self.lane in variables(flat) else None
-            self._emit(Store(Address(0, flat, lane), target.dtype, value, self.plan.ahead))
+            if self.plan.ahead and lane is not None:
+                self._fetch(flat, lane)
+            self._emit(Store(Address(0, flat, lane), target.dtype, value))
+
+    def _fetch(self, flat: Int, lane: Expr) -> None:
+        """Fetch what is written and read `ahead` elements on."""
+        first = substitute(flat, {lane: 0}) + self.plan.ahead
+        self._emit(Fetch(0, first))
+        for value in list(self.path[-1].values.values()):
+            if value.kind is Kind.LOAD and value.arg.lane is lane and not value.arg.guard:
+                apart = value.arg.index - flat
+                if isinstance(apart, int) and not value.arg.itemsize:
+                    self._emit(Fetch(value.arg.slot, first + apart))
 
     # --- reductions --------------------------------------------------------------------------
 
@@ -361,6 +375,8 @@ def _variables(body: list[Statement]) -> set[Expr]:
                     found |= variables(value.arg[0])
             case Define(_, value) if not isinstance(value, Value):
                 found |= variables(value)
+            case Fetch(_, index):
+                found |= variables(index)
             case Store(address):
                 found |= _address_variables(address)
             case Loop(_, extent, inner):

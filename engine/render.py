@@ -19,6 +19,7 @@ from engine.ir import (
     Accumulator,
     Call,
     Define,
+    Fetch,
     Function,
     Kind,
     Let,
@@ -146,6 +147,9 @@ class _Renderer:
                     self._update(acc, value, indent)
                 case Store():
                     self._store(s, indent)
+                case Fetch(slot, index):
+                    self.spell.need(name := "zoo_fetch_out" if slot == 0 else "zoo_fetch")
+                    self.lines.append(f"{indent}{name}(p{slot} + {c_index(index)});")
                 case Call(name, scratch, slots, ints):
                     given = [part.name for part in scratch] + [f"p{i}" for i in slots]
                     given += [c_index(i) for i in ints]
@@ -202,9 +206,6 @@ class _Renderer:
             self.lines.append(f"{indent}p0[{c_index(address.index)}] = {text};")
         elif start is not None:
             self.spell.need(f"loose_{kind}{lanes}")
-            if store.ahead:
-                self.spell.need("zoo_ahead")
-                self.lines.append(f"{indent}zoo_ahead(p0 + {c_index(start + store.ahead)});")
             place = f"*({self.dialect.pointer} loose_{kind}{lanes}*)(p0 + {c_index(start)})"
             self.lines.append(f"{indent}{place} = {text};")
         else:
@@ -226,7 +227,7 @@ def _count_uses(body: list[Statement]) -> Counter[Value]:
                 uses[value] += 1
             case Update(_, value):
                 uses[value] += 1
-            case Store(_, _, value, _):
+            case Store(_, _, value):
                 uses[value] += 1
             case Loop(_, _, inner):
                 uses += _count_uses(inner)

@@ -10,6 +10,8 @@ from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, linear_in, product, upper
 
 GROUP = 8192  # elements per work-group
+MANY = 1 << 16  # outputs that don't stay in the caches next to a core
+AHEAD = 2048  # bytes: a few lines, so that memory is at work all the time
 
 
 def flattened(kernel: Kernel) -> tuple[Kernel, Facts | None]:
@@ -68,7 +70,14 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
         tuple(order),
         vector,
         target.lanes if vector is not None else 1,
+        ahead=ahead(kernel, target),
     )
+
+
+def ahead(kernel: Kernel, target: Target) -> int:
+    """How far ahead of its writes a kernel fetches memory: not at all where caches hold it."""
+    many = upper(product(kernel.root.shape)) >= MANY
+    return AHEAD // kernel.target.dtype.itemsize if many and target.is_cpu else 0
 
 
 def _store_score(store: Int, var: Expr) -> int:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.symbolic import Int, product
+from engine.indexing import move_index
+from engine.symbolic import Int, Var, product, upper, variables
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ def quantised(matrix: Node) -> Quantised | None:
     if high - low > 255 or (least is not None and low != 0):
         return None
     halves = [_half_per_block(n) for n in (scale, least) if n is not None]
-    if None in halves:
+    if None in halves or not _keeps_blocks(chain, rows, depth):
         return None
     u = g.cast(q, dt.uint8)
     if low:
@@ -141,6 +142,20 @@ def _half_per_block(x: Node) -> Node | None:
     if inner.op is not Op.CAST or inner.src[0].dtype is not dt.float16:
         return None
     return g.expand(inner.src[0], x.shape)
+
+
+def _keeps_blocks(chain: list[Node], rows: Int, depth: int) -> bool:
+    """Whether each block of 32 along the matrix's depth lies in one block of what it is made of."""
+    row, block, inside = (
+        Var(name, 0, max(n - 1, 1))
+        for name, n in (("row", upper(rows)), ("block", depth // BLOCK), ("inside", BLOCK))
+    )
+    index = row, block * BLOCK + inside
+    for n in chain:
+        index, guard = move_index(n, index)
+        if any(inside in variables(g) for g in guard):
+            return False
+    return not any(inside in variables(i) for i in index[:-1])
 
 
 def _again(chain: list[Node], x: Node) -> Node:

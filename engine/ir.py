@@ -175,7 +175,8 @@ def show(function: Function) -> str:
         args = [names[a] for a in value.args]
         match value.arg:
             case Address(slot, index):
-                return f"load p{slot}[{index}]"
+                place = slot.name if isinstance(slot, Scratch) else f"p{slot}"
+                return f"load {place}[{index}]"
             case Accumulator():
                 return sums[value.arg]
             case Enum():

@@ -100,7 +100,7 @@ def operands(x: Node) -> tuple[Node, Node, Node]:
     s = g.reshape(scale, (m, k // BLOCK, 1))
     zero = g.const(0.0, dt.float32, s.shape)
     inverse = g.unary(Op.RECIP, g.binary(Op.MUL, s, g.const(FINER, dt.float32, s.shape)))
-    tiny = g.const(1e-30, dt.float32, s.shape)  # all but zero: its inverse could overflow
+    tiny = g.const(1e-37, dt.float32, s.shape)  # all but zero: its inverse could overflow
     inverse = g.where(g.binary(Op.CMPLT, s, tiny), zero, inverse)
     v = g.binary(Op.MUL, x, g.expand(inverse, x.shape))
     first = _rounded(v)

@@ -9,7 +9,10 @@ import sys
 from bench.measure import SideError
 from weights import WeightError
 
-SUBJECTS = {"llama": "prompt and reply speed, start, memory of a language model"}
+SUBJECTS = {
+    "llama": "prompt and reply speed, start, memory of a language model",
+    "kernels": "matrix products, convolutions, attention, norms, beside the machine's limits",
+}
 
 
 def main(args: list[str] | None = None) -> int:
@@ -29,7 +32,7 @@ def main(args: list[str] | None = None) -> int:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     print(subject.to_json(report) if arguments.json else subject.text(report))
-    return 0
+    return 1 if report.get("wrong") else 0
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ import argparse
 import importlib.util
 import json
 import random
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.measure import SideError, Summary, Worker, in_turn, machine, ratios, usable_cores
+from bench.measure import SideError, Summary, Worker, in_turn, machine, ratios, say, usable_cores
 
 OURS = "menagerie"
 TEXT = "The capital of France is Paris, and the capital of Italy is"
@@ -215,7 +214,3 @@ def _range(summary: dict[str, float]) -> str:
 def to_json(report: dict[str, Any]) -> str:
     """The report as one line of JSON."""
     return json.dumps(report)
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

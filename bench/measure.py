@@ -11,6 +11,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -50,8 +51,23 @@ class Worker:
         self.call("load", threads=threads, **options)
         self.ready_s = time.perf_counter() - begun
 
-    def call(self, method: str, **arguments: Any) -> Any:
-        """The result of one method of the side."""
+    def call(self, method: str, limit_s: float | None = None, **arguments: Any) -> Any:
+        """The result of one method of the side; its process is ended when that takes too long."""
+        if limit_s is None:
+            return self._answer(method, arguments)
+        ended = threading.Event()
+        timer = threading.Timer(limit_s, lambda: (ended.set(), self._process.kill()))
+        timer.start()
+        try:
+            return self._answer(method, arguments)
+        except SideError as error:
+            if not ended.is_set():
+                raise
+            raise SideError(f"{self.name}: {method} takes more than {limit_s:g} s") from error
+        finally:
+            timer.cancel()
+
+    def _answer(self, method: str, arguments: dict[str, Any]) -> Any:
         try:
             self._process.stdin.write(json.dumps({"method": method, **arguments}) + "\n")
             self._process.stdin.flush()
@@ -101,11 +117,20 @@ class Summary:
 
 
 def in_turn(
-    workers: Sequence[Worker], measure: Callable[[Worker, int], float], rounds: int
+    workers: Sequence[Worker],
+    measure: Callable[[Worker, int], float],
+    rounds: int,
+    seconds: float = float("inf"),
 ) -> dict[str, list[float]]:
-    """`measure(worker, round)` for each worker in each round, the order reversed every other."""
+    """`measure(worker, round)` for each worker in each round, the order reversed every other.
+
+    No round begins after `seconds` have passed.
+    """
     figures: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    begun = time.perf_counter()
     for number in range(rounds):
+        if number and time.perf_counter() - begun > seconds:
+            break
         for worker in workers if number % 2 == 0 else reversed(workers):
             time.sleep(SETTLE_S)
             figures[worker.name].append(measure(worker, number))
@@ -152,3 +177,8 @@ def machine() -> dict[str, Any]:
     facts["flags"] = [f for f in NOTED_FLAGS if f in info.get("flags", "").split()]
     facts["load"] = round(os.getloadavg()[0], 2)
     return facts
+
+
+def say(line: str) -> None:
+    """A line of progress, on stderr: stdout carries results only."""
+    print(line, file=sys.stderr, flush=True)

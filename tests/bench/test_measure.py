@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,19 @@ def test_crash_of_a_side_names_its_exit_code(worker: Worker) -> None:
         worker.call("crash")
 
 
+def test_side_that_takes_too_long_is_ended() -> None:
+    slow = Worker("slow", "tests.bench.fake_kernels:Slow", 1)
+    with pytest.raises(SideError, match=r"^slow: prepare takes more than 0\.2 s$"):
+        slow.call("prepare", 0.2, name="any")
+    slow.close()
+
+
+def test_limit_leaves_a_quick_side_alone(worker: Worker) -> None:
+    assert worker.call("greedy", 60, ids=[5], count=1) == [7]
+    with pytest.raises(SideError, match=r"^counting: ValueError: no such thing$"):
+        worker.call("fail", 60)
+
+
 def test_side_that_cannot_load_is_an_error_at_the_start() -> None:
     with pytest.raises(SideError, match="missing.gguf: no such file"):
         Worker("broken", "tests.bench.fake_side:Unloadable", 1, path="missing.gguf")
@@ -56,6 +71,13 @@ def test_rounds_interleave_and_change_the_order(monkeypatch: pytest.MonkeyPatch)
     figures = in_turn([Named("a"), Named("b")], lambda w, n: seen.append((n, w.name)) or n, 3)
     assert seen == [(0, "a"), (0, "b"), (1, "b"), (1, "a"), (2, "a"), (2, "b")]
     assert figures == {"a": [0, 1, 2], "b": [0, 1, 2]}
+
+
+def test_no_round_begins_when_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.measure.SETTLE_S", 0)
+    monkeypatch.setattr("time.perf_counter", itertools.count().__next__)  # a second each look
+    one = SimpleNamespace(name="a")
+    assert in_turn([one], lambda w, n: n, 9, seconds=2) == {"a": [0, 1, 2]}
 
 
 def test_summary_and_ratios() -> None:

@@ -410,5 +410,5 @@ def _print(e: Int, long: bool) -> str:
     sign = {"div": "/", "mod": "%", "lt": "<"}.get(e.op)
     if sign:
         return f"({a} {sign} {b})"
-    kind = "long" if long else "int"
-    return f"{e.op}(({kind}){a}, ({kind}){b})"
+    sign = {"min": "<", "max": ">"}[e.op]  # min() would be called in every turn of a loop
+    return f"({a} {sign} {b} ? {a} : {b})"

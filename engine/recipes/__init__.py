@@ -17,6 +17,7 @@ from engine.recipes import (
     contraction,
     elementwise,
     few_queries,
+    groups,
     product,
     rows,
     tiles,
@@ -44,7 +45,7 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
 
 
 # each goes through the whole graph: what consists of several products has to come before them
-PASSES = (attention.rewrite, few_queries.rewrite, _rewrite_product)
+PASSES = (groups.rewrite, attention.rewrite, few_queries.rewrite, _rewrite_product)
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

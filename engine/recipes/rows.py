@@ -81,9 +81,10 @@ def _across(
 def _columns(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     """Sums over columns, where no operand serves two outputs: a contraction has more to gain."""
     wide = [a for a, var in enumerate(facts.axes) if var is not None]
-    reads = [load for load in facts.loads if load.reduced]
-    for load in reads:
-        if not all(facts.axes[a] in variables(load.index) for a in wide):
+    loops = {var for _, _, inner in facts.reductions for var in inner}
+    for load in facts.loads:
+        moves = variables(load.index)
+        if not moves.isdisjoint(loops) and not all(facts.axes[a] in moves for a in wide):
             return None
     vector = _contiguous(facts, wide[-1:], facts.loads, target)
     if vector is None:

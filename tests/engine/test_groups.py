@@ -1,0 +1,80 @@
+"""Statistics of groups of neighbouring channels are taken over whole vectors of channels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from engine import Tensor
+from engine import dtype as dt
+from engine.prepare import canonical
+from engine.recipes import choose
+from engine.specialise import specialised
+from tests.engine.kernels import cpu
+
+
+def group_norm(x: Tensor, groups: int) -> Tensor:
+    """x (B, pixels, channels), each group of channels normalised over all pixels."""
+    b, pixels, channels = x.shape
+    x = x.float().reshape(b, pixels, groups, channels // groups)
+    centred = x - x.mean((1, 3), keepdim=True)
+    scaled = centred * (centred.square().mean((1, 3), keepdim=True) + 1e-5).rsqrt()
+    return scaled.reshape(b, pixels, channels)
+
+
+def expected(x: np.ndarray, groups: int) -> np.ndarray:
+    grouped = x.astype(np.float64).reshape(*x.shape[:2], groups, -1)
+    centred = grouped - grouped.mean((1, 3), keepdims=True)
+    variance = np.square(centred).mean((1, 3), keepdims=True)
+    return (centred / np.sqrt(variance + 1e-5)).reshape(x.shape)
+
+
+def recipes(out: Tensor) -> list[str]:
+    """Which recipe makes each kernel."""
+    target = cpu().target
+    kernels = specialised([out.node], cpu().name).kernels
+    return [choose(canonical(k)[0], target)[1].recipe for k in kernels]
+
+
+@pytest.mark.parametrize(
+    ("batch", "pixels", "groups", "channels"),
+    [(2, 256, 4, 40), (1, 67, 3, 18), (1, 64, 32, 64), (3, 90, 5, 5 * 63), (1, 1000, 1, 10)],
+)
+@pytest.mark.parametrize("kind", [dt.float32, dt.bfloat16], ids=str)
+def test_group_norm_with_the_channels_last(
+    kind: dt.DType, batch: int, pixels: int, groups: int, channels: int
+) -> None:
+    """Sums of n numbers in float32, most of them in 16 parts: below 1e-5 of their size here, which
+    is 20 (the mean's part of the error is what is left after it was subtracted)."""
+    r = np.random.default_rng(0)
+    x = Tensor(
+        (r.normal(size=(batch, pixels, channels)) + 20).astype(np.float32), device=cpu().name
+    )
+    x = x.cast(kind).contiguous().realize()
+    got = group_norm(x, groups).numpy()
+    np.testing.assert_allclose(got, expected(x.float().numpy(), groups), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["sum", "max"])
+def test_a_reduction_that_skips_an_axis_is_exact(kind: str) -> None:
+    """Whole numbers: every order gives the same."""
+    a = np.random.default_rng(1).integers(-9, 9, (2, 5, 77, 6, 7)).astype(np.float32)
+    x = Tensor(a, device=cpu().name)
+    for axes in ((1, 2, 4), (2, 4)):
+        got = getattr(x, kind)(axes).numpy()
+        np.testing.assert_array_equal(got, getattr(a, kind)(axes))
+
+
+def test_groups_are_summed_over_whole_vectors_of_channels() -> None:
+    x = Tensor(np.ones((2, 256, 320), np.float32), device=cpu().name).contiguous().realize()
+    used = recipes(group_norm(x, 32))
+    assert used.count("columns") == 2  # the mean and the variance
+    assert used[-1] == "elementwise"
+
+
+def test_groups_that_lie_in_a_row_stay_rows() -> None:
+    """Channels first, a group is contiguous: it stays near while it is gone through again."""
+    x = Tensor(np.ones((2, 320, 256), np.float32), device=cpu().name).contiguous().realize()
+    used = recipes(group_norm(x.permute(0, 2, 1), 32).permute(0, 2, 1))
+    assert "rows" in used
+    assert "columns" not in used

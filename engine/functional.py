@@ -99,7 +99,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     is elements 2i and 2i+1.
     """
     pairs = x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2)
-    sign = Tensor.arange(2, device=x.device) * 2 - 1  # (a, b) becomes (a cos - b sin, b cos + a sin)
+    sign = Tensor.arange(2, device=x.device) * 2 - 1  # (a, b) -> (a cos - b sin, b cos + a sin)
     turned = pairs * cos.unsqueeze(-1) + pairs.flip(-1) * (sin.unsqueeze(-1) * sign)
     return turned.reshape(*x.shape)
 

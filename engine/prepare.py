@@ -7,7 +7,7 @@ not named), so the layers of a network share code. On disk the backend remembers
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 

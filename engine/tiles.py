@@ -1,4 +1,4 @@
-"""Kernels around INTRINSICs: a work-group makes a tile at a time in scratch memory, then its outputs.
+"""Kernels around INTRINSICs: a work-group makes a tile at a time in scratch memory, then outputs.
 
 An Intrinsic computes sums (batch, row, column) by instructions of its own, `columns` of them beside
 each other and some rows at a time. What surrounds it in the kernel (bias, activation, rotation,
@@ -24,11 +24,11 @@ from engine.symbolic import Expr, Int, minimum, substitute
 class Intrinsic(Protocol):
     """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
 
-    source is C, one definition or more: `NAME_tile(float* tile, [uchar* work,] operands…, int batch, int row, int column,
-    int rows, ints…)` makes `rows` <= strip rows of `columns` sums each, row-major, from a multiple
-    of `strip` and a multiple of `columns` on. If `work` > 0, work-groups first call
-    `NAME_begin(work, operands…, batch, row, column, ints…)`, and `NAME_end()` at last. A tile may
-    read past the end of an operand by less than memory.SLACK bytes.
+    source is C, one definition or more. `NAME_tile(float* tile, [uchar* work,] operands…, int batch,
+    int row, int column, int rows, ints…)` makes `rows` <= strip rows of `columns` sums each,
+    row-major, from a multiple of `strip` and a multiple of `columns` on. If `work` > 0, work-groups
+    first call `NAME_begin(work, operands…, batch, row, column, ints…)`, and `NAME_end()` at last.
+    A tile may read past the end of an operand by less than memory.SLACK bytes.
     """
 
     name: str  # equal names: equal code

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.recipes import blocks
+from engine.recipes import asm, blocks
+from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL, Layout
 from engine.recipes.product import Product
 from engine.recipes.settings import Settings
@@ -22,7 +23,6 @@ NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
 STRIP = 32  # rows of four tiles
 DEEP = 32  # summed elements per tile
 FEWEST = 33  # rows from which on rounding to bfloat16 pays: few of them are bound by memory
-CONFIG = 64  # bytes of scratch for the shapes of the tile registers
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Tiles:
         return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))
 
     def source(self) -> tuple[str, ...]:
-        return (BEGIN, *((PAIRS,) if self.kind else ()), _source(self))
+        return (asm.BEGIN, *((PAIRS,) if self.kind else ()), _source(self))
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -166,17 +166,6 @@ def right_values(tiles: Node) -> Node:
 
 # --- the instructions ------------------------------------------------------------------------
 
-# Palette 1, eight registers of 16 rows of 64 bytes.
-BEGIN = """
-static inline void zoo_tiles_begin(uchar* config) {
-  for (int i = 0; i < 64; i++) config[i] = 0;
-  config[0] = 1;
-  for (int i = 0; i < 8; i++) { config[16 + 2 * i] = 64; config[48 + i] = 16; }
-  __asm__ volatile("ldtilecfg (%0)" :: "r"(config) : "memory");
-}
-static inline void zoo_tiles_end(void) { __asm__ volatile("tilerelease" ::: "memory"); }
-"""
-
 # a and b: the numbers at 2 i and 2 i + 1 along the sum, of 16 outputs
 PAIRS = """
 static inline void zoo_store_pairs(ushort* p, float16 a, float16 b) {
@@ -195,38 +184,28 @@ static inline float16 zoo_load_halves(__global const uchar* p) {
 
 
 def _source(spec: Tiles) -> str:
-    count = spec.depth // DEEP
-    panel = f"work + {CONFIG}"
-    space, fill = "const ushort*", ""
-    if spec.kind is not None:
-        fill = _fill(spec)
-    else:
-        space = "__global const ushort*"
+    count, strip = spec.depth // DEEP, STRIP * DEEP
+    if spec.kind is None:
+        matrix, space, fill = "uint", "__global const ushort*", ""
         panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL // 2}"
-    matrix = "uint" if spec.kind is None else "ushort"
+    else:
+        matrix, space, fill = "ushort", "const ushort*", _fill(spec)
+        panel = f"work + {CONFIG}"
     given = f"__global const ushort* left, __global const {matrix}* right, int batch, int row"
+    sizes = "int strips, int panels"
+    step = asm.multiply("a", f"a + {strip // 2}", "b", 64, ahead=f"a + {2 * strip}")
     return f"""
-static void {spec.name}_begin(uchar* work, {given}, int column, int strips, int panels) {{
+static void {spec.name}_begin(uchar* work, {given}, int column, {sizes}) {{
   zoo_tiles_begin(work);{fill}
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, int strips, int panels) {{
-  __global const ushort* a = left + ((long)batch * strips + row / {STRIP}) * {count * STRIP * DEEP};
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, {sizes}) {{
+  __global const ushort* a = left + ((long)batch * strips + row / {STRIP}) * {count * strip};
   {space} b = ({space})({panel});
-  __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
-  for (int k = 0; k < {count}; k++) {{
-    __asm__ volatile(
-      "tileloadd (%0, %2, 1), %%tmm4\\n tileloadd (%1, %2, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
-      "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
-      "tileloadd 1024(%0, %2, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-      :: "r"(a), "r"(b), "r"(64L) : "memory");
-    a += {STRIP * DEEP};
-    b += {2 * 512};
-  }}
-  __asm__ volatile(
-    "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
-    "tilestored %%tmm2, 2048(%0, %1, 1)\\n tilestored %%tmm3, 2112(%0, %1, 1)"
-    :: "r"(tile), "r"(128L) : "memory");
+  {asm.CLEAR}
+  for (int k = 0; k < {count}; k++, a += {strip}, b += {PANEL * DEEP})
+    {step}
+  {asm.keep("tile", f"tile + {16 * PANEL}", 4 * PANEL)}
 }}"""
 
 
@@ -250,7 +229,8 @@ def _fill(spec: Tiles) -> str:
             steps.append(f"          zoo_store_pairs(to + {at}, {a}, {b});")
     lines = "\n".join(steps)
     return f"""
-  __global const uchar* w = (__global const uchar*)right + (long)(column / {PANEL}) * {count * kind.nbytes};
+  __global const uchar* w = (__global const uchar*)right;
+  w += (long)(column / {PANEL}) * {count * kind.nbytes};
   ushort* to = (ushort*)(work + {CONFIG});
   for (int k = 0; k < {count}; k++, w += {kind.nbytes}) {{
     for (int g = 0; g < 2; g++, to += 512) {{

@@ -12,14 +12,25 @@ from dataclasses import dataclass
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.recipes.amx import BEGIN, CONFIG, DEEP, NEEDED, STRIP, is_bfloat16
-from engine.recipes.amx import left_tiles, left_values, right_tiles, right_values
+from engine.recipes import asm
+from engine.recipes.amx import (
+    DEEP,
+    NEEDED,
+    STRIP,
+    is_bfloat16,
+    left_tiles,
+    left_values,
+    right_tiles,
+    right_values,
+)
+from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL
 from engine.recipes.settings import Settings
 from engine.recipes.softmax import LOG2E, find_attention
 from engine.symbolic import Int, upper
 
 FEWEST = 33  # queries from which on rounding to bfloat16 and whole tiles pay
+TILES = 512  # words of two tiles of columns: 32 by 32 numbers
 CHUNK = 256  # keys whose scores lie in scratch memory at once
 ROW = CHUNK + 32  # numbers between two rows of them: not a power of two, for the cache's sake
 
@@ -77,7 +88,7 @@ class Flash:
         return weighted(*weights, v, self.heads)
 
     def source(self) -> tuple[str, ...]:
-        return (BEGIN, EXP2, _pieces(self), _source(self))
+        return (asm.BEGIN, EXP2, WEIGHTS, _products(self), _source(self))
 
 
 def scores(q: Node, k: Node, heads: int) -> Node:
@@ -147,7 +158,7 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
 
 # --- the instructions ------------------------------------------------------------------------
 
-# 2**x, relative error below 6e-6, 0 at -infinity: x - floor(x) by vreduceps, 2**floor(x) by vscalefps
+# 2**x, relative error below 6e-6, 0 at -infinity: x - floor(x) by vreduceps, times 2**floor(x)
 EXP2 = """
 static inline float16 zoo_exp2_short(float16 x) {
   float16 r, p;
@@ -173,7 +184,7 @@ static inline float zoo_sum_of(float16 v) {
 
 
 def _source(spec: Flash) -> str:
-    deep = spec.depth // DEEP
+    deep, wide, name = spec.depth // DEEP, spec.columns, spec.name
     causal = spec.visible is not None
     given = (
         "__global const ushort* queries, __global const uint* keys, __global const uint* values,"
@@ -182,59 +193,76 @@ def _source(spec: Flash) -> str:
     sizes = "int strips, int n, int visible"
     last = "min(n, row + rows - 1 + visible)" if causal else "n"
     end = "min(n, row + r + visible)" if causal else "n"
+    scale = f"for (int c = 0; c < {wide}; c += 16) *(float16*)(tile + r * {wide} + c) *= f;"
     return f"""
-static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{ zoo_tiles_begin(work); }}
-static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
+static void {name}_begin(uchar* work, {given}, {sizes}) {{ zoo_tiles_begin(work); }}
+static void {name}_end(void) {{ zoo_tiles_end(); }}
+static void {name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)(work + {CONFIG});
   ushort* const p = (ushort*)(s + {STRIP * ROW});
   float* const most = (float*)(p + {STRIP * ROW});
   float* const sum = most + {STRIP};
-  const long panels = (n + {PANEL - 1}) / {PANEL};
-  __global const ushort* q = queries + ((long)batch * strips + row / {STRIP}) * {deep * STRIP * DEEP};
-  __global const uint* k = keys + batch / {spec.heads} * panels * {deep * 512};
-  __global const uint* v = values + batch / {spec.heads} * panels * {spec.columns // PANEL * 512};
+  const long panels = (n + {PANEL - 1}) / {PANEL}, group = batch / {spec.heads};
+  const long strip = (long)batch * strips + row / {STRIP};
+  __global const ushort* q = queries + strip * {deep * STRIP * DEEP};
+  __global const uint* k = keys + group * panels * {deep * TILES};
+  __global const uint* v = values + group * panels * {wide // PANEL * TILES};
   for (int r = 0; r < {STRIP}; r++) {{ most[r] = -INFINITY; sum[r] = 0.0f; }}
   const int last = {last};
   for (int first = 0; first < last; first += {CHUNK}) {{
     const int blocks = (min({CHUNK}, last - first) + {PANEL - 1}) / {PANEL};
-    {spec.name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * 512}, blocks);
+    {name}_scores(s, q, k + (long)(first / {PANEL}) * {deep * TILES}, blocks);
     for (int r = 0; r < rows; r++) {{
-      const float f = {spec.name}_weights(s + r * {ROW}, p + r * {ROW}, blocks, {end} - first, most + r, sum + r);
-      if (first > 0)
-        for (int c = 0; c < {spec.columns}; c += 16) *(float16*)(tile + r * {spec.columns} + c) *= f;
+      const int seen = {end} - first;
+      const float f = zoo_weights(s + r * {ROW}, p + r * {ROW}, blocks, seen, most + r, sum + r);
+      if (first > 0) {scale}
     }}
-    {spec.name}_values(tile, p, v + (long)(first / {PANEL}) * 512, panels, blocks, first > 0);
+    {name}_values(tile, p, v + (long)(first / {PANEL}) * {TILES}, panels, blocks, first > 0);
   }}
   for (int r = 0; r < rows; r++) {{
     const float f = 1.0f / sum[r];
-    for (int c = 0; c < {spec.columns}; c += 16) *(float16*)(tile + r * {spec.columns} + c) *= f;
+    {scale}
   }}
 }}"""
 
 
-def _pieces(spec: Flash) -> str:
-    """The three parts of a chunk: scores, their weights, and the values times these."""
-    deep = spec.depth // DEEP
+def _products(spec: Flash) -> str:
+    """The two products of a chunk: queries with keys, weights with values."""
+    deep, wide, name = spec.depth // DEEP, spec.columns, spec.name
+    scores = asm.multiply("a", f"a + {16 * DEEP}", "k", 64)
+    weighted = asm.multiply(
+        f"p + b * {PANEL}", f"p + {16 * ROW} + b * {PANEL}", f"v + b * {TILES}", 2 * ROW
+    )
     return f"""
-static inline void {spec.name}_scores(float* s, __global const ushort* q, __global const uint* k,
-    int blocks) {{
+static inline void {name}_scores(
+    float* s, __global const ushort* q, __global const uint* k, int blocks) {{
   for (int b = 0; b < blocks; b++, s += {PANEL}) {{
-    __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
     __global const ushort* a = q;
-    for (int d = 0; d < {deep}; d++, k += 512, a += {STRIP * DEEP})
-      __asm__ volatile(
-        "tileloadd (%0, %2, 1), %%tmm4\\n tileloadd (%1, %2, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
-        "tileloadd 1024(%1, %2, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
-        "tileloadd 1024(%0, %2, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-        :: "r"(a), "r"(k), "r"(64L) : "memory");
-    __asm__ volatile(
-      "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
-      "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"
-      :: "r"(s), "r"({ROW * 4}L), "r"(s + {16 * ROW}) : "memory");
+    {asm.CLEAR}
+    for (int d = 0; d < {deep}; d++, k += {TILES}, a += {STRIP * DEEP})
+      {scores}
+    {asm.keep("s", f"s + {16 * ROW}", 4 * ROW)}
   }}
 }}
-static inline float {spec.name}_weights(float* s, ushort* p, int blocks, int seen, float* most, float* sum) {{
+static inline void {name}_values(
+    float* tile, const ushort* p, __global const uint* v, long panels, int blocks, int more) {{
+  for (int c = 0; c < {wide}; c += {PANEL}, v += panels * {TILES}) {{
+    float* to = tile + c;
+    if (more)
+      {asm.take("to", f"to + {16 * wide}", 4 * wide)}
+    else
+      {asm.CLEAR}
+    for (int b = 0; b < blocks; b++)
+      {weighted}
+    {asm.keep("to", f"to + {16 * wide}", 4 * wide)}
+  }}
+}}"""
+
+
+# One row of scores -> weights in bfloat16; returns by what all that came before is to be scaled.
+WEIGHTS = f"""
+static inline float zoo_weights(
+    float* s, ushort* p, int blocks, int seen, float* most, float* sum) {{
   const int16 lanes = (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   for (int i = max(0, seen) & ~15; i < blocks * {PANEL}; i += 16) {{
     float16* x = (float16*)(s + i);
@@ -252,35 +280,14 @@ static inline float {spec.name}_weights(float* s, ushort* p, int blocks, int see
   for (int i = 0; i < blocks * {PANEL}; i += {PANEL}) {{
     const float16 x = zoo_exp2_short(*(float16*)(s + i) - from);
     const float16 y = zoo_exp2_short(*(float16*)(s + i + 16) - from);
+    uint16 both;
     low += x;
     odd += y;
-    __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vmovdqu16 %%zmm0, (%0)" :: "r"(p + i), "v"(x), "v"(y) : "xmm0", "memory");
+    __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(x), "v"(y));
+    *(uint16*)(p + i) = both;
   }}
   const float f = *most == -INFINITY ? 0.0f : zoo_exp2_short((float16)(*most) - from).s0;
   *most = high;
   *sum = *sum * f + zoo_sum_of(low + odd);
   return f;
-}}
-static inline void {spec.name}_values(float* tile, const ushort* p, __global const uint* v, long panels,
-    int blocks, int more) {{
-  for (int c = 0; c < {spec.columns}; c += {PANEL}, v += panels * 512) {{
-    float* to = tile + c;
-    if (more)
-      __asm__ volatile(
-        "tileloadd (%0, %1, 1), %%tmm0\\n tileloadd 64(%0, %1, 1), %%tmm1\\n"
-        "tileloadd (%2, %1, 1), %%tmm2\\n tileloadd 64(%2, %1, 1), %%tmm3"
-        :: "r"(to), "r"({spec.columns * 4}L), "r"(to + {16 * spec.columns}) : "memory");
-    else
-      __asm__ volatile("tilezero %%tmm0\\n tilezero %%tmm1\\n tilezero %%tmm2\\n tilezero %%tmm3" ::: "memory");
-    for (int b = 0; b < blocks; b++)
-      __asm__ volatile(
-        "tileloadd (%0, %3, 1), %%tmm4\\n tileloadd (%2, %4, 1), %%tmm6\\n tdpbf16ps %%tmm6, %%tmm4, %%tmm0\\n"
-        "tileloadd 1024(%2, %4, 1), %%tmm7\\n tdpbf16ps %%tmm7, %%tmm4, %%tmm1\\n"
-        "tileloadd (%1, %3, 1), %%tmm5\\n tdpbf16ps %%tmm6, %%tmm5, %%tmm2\\n tdpbf16ps %%tmm7, %%tmm5, %%tmm3"
-        :: "r"(p + b * {PANEL}), "r"(p + {16 * ROW} + b * {PANEL}), "r"(v + b * 512), "r"({ROW * 2}L), "r"(64L) : "memory");
-    __asm__ volatile(
-      "tilestored %%tmm0, (%0, %1, 1)\\n tilestored %%tmm1, 64(%0, %1, 1)\\n"
-      "tilestored %%tmm2, (%2, %1, 1)\\n tilestored %%tmm3, 64(%2, %1, 1)"
-      :: "r"(to), "r"({spec.columns * 4}L), "r"(to + {16 * spec.columns}) : "memory");
-  }}
 }}"""

@@ -149,7 +149,9 @@ typedef {f} zoo_loose __attribute__((aligned(4)));
 static inline void zoo_fetch(__global const uchar* p) {{ {fetch} }}
 static inline {f} zoo_floats(__global const float* p) {{ return *(__global const zoo_loose*)p; }}
 static inline float zoo_float(__global const float* p) {{ return *p; }}
-static inline float zoo_half(__global const ushort* p) {{ return vload_half(0, (__global const half*)p); }}
+static inline float zoo_half(__global const ushort* p) {{
+  return vload_half(0, (__global const half*)p);
+}}
 static inline {f} zoo_halves(__global const ushort* p) {{
   {halves}
 }}
@@ -186,7 +188,8 @@ def _scores(spec: FewQueries) -> str:
     else:
         body = _dots_of_rows(lanes, depth, key, load, one, memory)
     return f"""
-static void {spec.name}_scores(float* s, __global const float* q, __global const {memory}* k, int count) {{
+static void {spec.name}_scores(
+    float* s, __global const float* q, __global const {memory}* k, int count) {{
   int j = 0;
 {body}
   for (; j < count; j++) {{
@@ -231,9 +234,8 @@ def _dots_of_rows(lanes: int, depth: int, key: int, load: str, one: str, memory:
     f, whole = f"float{lanes}", depth - depth % lanes
     names = [f"x{i}" for i in range(lanes)]
     lines = [f"{f} {x} = ({f})(0.0f);" for x in names]
-    lines.append(
-        f"for (int i = 0; i < {lanes}; i++) {_fetched('k', f'(long)(j + i) * {key}', depth, memory)}"
-    )
+    fetched = _fetched("k", f"(long)(j + i) * {key}", depth, memory)
+    lines.append(f"for (int i = 0; i < {lanes}; i++) {fetched}")
     for d in range(0, whole, lanes):
         lines.append(f"const {f} q{d} = *(__global const zoo_loose*)(q + {d});")
         lines += [
@@ -283,7 +285,8 @@ def _values(spec: FewQueries) -> str:
   }}""")
     body = "\n".join(parts)
     return f"""
-static void {spec.name}_values(float* tile, const float* s, float f, __global const {memory}* v, int count) {{
+static void {spec.name}_values(
+    float* tile, const float* s, float f, __global const {memory}* v, int count) {{
 {body}
 }}"""
 

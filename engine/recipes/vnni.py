@@ -147,7 +147,8 @@ def _columns(x: Node, shape: tuple[Int, ...]) -> Node:
 # --- the instructions ------------------------------------------------------------------------
 
 OUT = "c00 c01 c10 c11 e00 e01 e10 e11 x0 y0 x1 y1 w0 w1".split()  # c, e: [group][plane]
-NAMES = [*OUT, "a0", "a1", "w", "x", "s", "t", "mask", "zero"]
+GIVEN = {"w": "r", "x": "r", "s": "r", "t": "r", "mask": "v", "zero": "v"}
+NAMES = [*OUT, "a0", "a1", *GIVEN]
 
 
 def _source(spec: Dots) -> str:
@@ -157,23 +158,28 @@ def _source(spec: Dots) -> str:
     body = "\n".join(f'      "{line.format(**number)}\\n"' for line in lines)
     temporaries = ", ".join(f'"=&v"({v})' for v in OUT)
     ints = ", ".join(OUT)
+    count = spec.depth // BLOCK
+    given = ", ".join(f'"{where}"({name})' for name, where in GIVEN.items())
     return f"""
-static void {spec.name}_tile(float* tile, __global const ushort* blocks, __global const char* planes,
-    __global const float* scale, __global const float* total, int batch, int row, int column,
-    int rows) {{
+static void {spec.name}_tile(
+    float* tile, __global const ushort* blocks, __global const char* planes,
+    __global const float* scale, __global const float* total,
+    int batch, int row, int column, int rows) {{
   const int16 mask = (int16)(0x0f0f0f0f);
   const float16 zero = (float16)({float(kind.zero)}f);
   for (int r = 0; r < rows; r++) {{
-    __global const uchar* w = (__global const uchar*)blocks + (long)(column / {PANEL}) * {spec.depth // BLOCK * kind.nbytes};
+    __global const uchar* w = (__global const uchar*)blocks;
+    w += (long)(column / {PANEL}) * {count * kind.nbytes};
     __global const char* x = planes + (long)(row + r) * {2 * spec.depth};
-    __global const float* s = scale + (row + r) * {spec.depth // BLOCK};
-    __global const float* t = total + (row + r) * {spec.depth // BLOCK};
+    __global const float* s = scale + (row + r) * {count};
+    __global const float* t = total + (row + r) * {count};
     float16 a0 = (float16)(0.0f), a1 = a0;
-    for (int b = 0; b < {spec.depth // BLOCK}; b++) {{
+    for (int b = 0; b < {count}; b++) {{
       int16 {ints};
       __asm__ volatile(
 {body}
-      : {temporaries}, "+v"(a0), "+v"(a1) : "r"(w), "r"(x), "r"(s), "r"(t), "v"(mask), "v"(zero) : "memory");
+      : {temporaries}, "+v"(a0), "+v"(a1)
+      : {given} : "memory");
       w += {kind.nbytes}; x += {2 * BLOCK}; s++; t++;
     }}
     *(float16*)(tile + r * {PANEL}) = a0;

@@ -24,10 +24,11 @@ from engine.symbolic import Expr, Int, minimum, substitute
 class Intrinsic(Protocol):
     """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
 
-    source is C, one definition or more. `NAME_tile(float* tile, [uchar* work,] operands…, int batch,
-    int row, int column, int rows, ints…)` makes `rows` <= strip rows of `columns` sums each,
-    row-major, from a multiple of `strip` and a multiple of `columns` on. If `work` > 0, work-groups
-    first call `NAME_begin(work, operands…, batch, row, column, ints…)`, and `NAME_end()` at last.
+    source is C, one definition or more. `NAME_tile(float* tile, [uchar* work,] operands…,
+    int batch, int row, int column, int rows, ints…)` makes `rows` <= strip rows of `columns` sums
+    each, row-major, from a multiple of `strip` and a multiple of `columns` on. If `work` > 0,
+    work-groups first call `NAME_begin(work, operands…, batch, row, column, ints…)`, and
+    `NAME_end()` at last.
     A tile may read past the end of an operand by less than memory.SLACK bytes.
     """
 

@@ -146,7 +146,7 @@ def _helpers(lanes: int, native: bool) -> str:
     total = body.replace("OP(", "(").replace(", ", " + ")
     return f"""
 typedef {f} zoo_loose __attribute__((aligned(4)));
-static inline void zoo_fetch(__global const uchar* p) {{ {fetch} }}
+static inline void attend_fetch(__global const uchar* p) {{ {fetch} }}
 static inline {f} zoo_floats(__global const float* p) {{ return *(__global const zoo_loose*)p; }}
 static inline float zoo_float(__global const float* p) {{ return *p; }}
 static inline float zoo_half(__global const ushort* p) {{
@@ -205,7 +205,7 @@ def _fetched(name: str, at: str, count: int, memory: str) -> str:
     size = 2 if memory == "ushort" else 4
     lines = range(AHEAD, AHEAD + count * size, 64)
     start = f"(__global const uchar*)({name} + {at})"
-    return "{ " + " ".join(f"zoo_fetch({start} + {line});" for line in lines) + " }"
+    return "{ " + " ".join(f"attend_fetch({start} + {line});" for line in lines) + " }"
 
 
 def _reading(view: View) -> tuple[str, str, str]:

@@ -153,6 +153,10 @@ def _halves(n: int, target: Target) -> dict[str, str]:
         ),
     }
     if "f16c" in target.features and "avx512f" in target.features and n == 16:
+        out["pack_float16_float16"] = (
+            "static inline ushort16 pack_float16_float16(float16 x) { ushort16 r; "
+            '__asm__("vcvtps2ph $0, %1, %0" : "=v"(r) : "v"(x)); return r; }'
+        )
         out["unpack_float16_float16"] = (
             "static inline float16 unpack_float16_float16(ushort16 h) { float16 r; "
             '__asm__("vcvtph2ps %1, %0" : "=v"(r) : "v"(h)); return r; }'

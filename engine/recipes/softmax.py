@@ -143,14 +143,11 @@ def _matched(
     kept = [a for a in range(rank - 1) if shape[a] != 1]
     if [a for a in kept if a in batch] != list(batch) or set(kept) != {*batch, *rows}:
         return None  # the softmax lies in other axes than the result
-    if not rows or inner.axes[2] != (rank - 1,):
-        if not (inner.axes[0] == () and inner.axes[2] == ()):
-            inner = inner.swapped()
-        if inner.axes[2] != (rank - 1,):
-            return None
-    if inner.axes[0] != batch or inner.axes[1] != rows:
+    if inner.axes[2] != (rank - 1,):
+        inner = inner.swapped()
+    if inner.axes != (batch, rows, (rank - 1,)):
         return None
-    *heads, row = rows
+    heads, row = rows[:-1], rows[-1:]  # a single query for each of the keys' heads has no axis
     visible = None
     if mask is not None:
         limit = _visible(mask, row)
@@ -161,17 +158,18 @@ def _matched(
     groups = product(shape[a] for a in batch)
     if not isinstance(count, int) or not isinstance(groups, int):
         return None
-    queries = g.reshape(inner.left, (groups * count, shape[row], inner.depth))
+    queries = product(shape[a] for a in row)
+    queries = g.reshape(inner.left, (groups * count, queries, inner.depth))
     values = g.permute(outer.right, (0, 2, 1))
-    joined = Product(outer.node, queries, outer.right, ((*batch, *heads), (row,), columns))
+    joined = Product(outer.node, queries, outer.right, ((*batch, *heads), row, columns))
     return Attention(queries, inner.right, values, count, scale, visible, joined)
 
 
 EVERY = "every"
 
 
-def _visible(mask: Node, row: int) -> Int | str | None:
-    """How many keys row 0 sees, when each further row sees one more.
+def _visible(mask: Node, row: tuple[int, ...]) -> Int | str | None:
+    """How many keys row 0 of the axis `row` (none: of a single one) sees, each later row one more.
 
     EVERY where the mask hides nothing, None for masks of another form.
     """
@@ -184,7 +182,7 @@ def _visible(mask: Node, row: int) -> Int | str | None:
         return None
     if bounds(limit - mask.shape[-1])[0] >= 0:
         return EVERY
-    found = linear_in(limit, index[row]) if index[row] != 0 else (1, limit)
+    found = linear_in(limit, index[row[0]]) if row and index[row[0]] != 0 else (1, limit)
     if found is None or found[0] != 1:
         return None
     first = found[1]

@@ -116,6 +116,8 @@ def _keys(keys: Node) -> Operand:
     found = strided(keys)
     if found is not None and 1 in found.view.strides[1:]:
         return found
+    if not isinstance(keys.shape[1], int):  # side by side, they would have no constant strides
+        return view_of(keys, lambda strides: False)
     moved = g.packed(g.permute(keys, (0, 2, 1)))
     return strided(g.permute(moved, (0, 2, 1)))
 

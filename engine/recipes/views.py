@@ -72,10 +72,12 @@ def strided(x: Node) -> Operand | None:
 
 
 def view_of(x: Node, suits: Callable[[tuple[int, ...]], bool]) -> Operand:
-    """x where it lies if its strides suit, else a packed copy of it."""
+    """x where it lies if its strides suit, else a packed copy of it, a symbolic axis outermost."""
     found = strided(x)
     if found is not None and suits(found.view.strides):
         return found
-    copy = strided(g.packed(x))
+    order = sorted(range(len(x.shape)), key=lambda a: isinstance(x.shape[a], int))
+    back = tuple(order.index(a) for a in range(len(order)))
+    copy = strided(g.permute(g.packed(g.permute(x, tuple(order))), back))
     assert copy is not None, "a packed copy has strides"
     return copy

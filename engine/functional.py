@@ -50,9 +50,9 @@ def group_norm(p: Any, x: Tensor, groups: int, eps: float = 1e-5) -> Tensor:
     batch, channels, *space = x.shape
     if channels % groups:
         raise ShapeError(f"group_norm: {groups} groups don't divide the channels of {[*x.shape]}")
-    parts = x.float().reshape(batch, groups, -1)
-    centred = parts - parts.mean(-1, keepdim=True)
-    scaled = centred * (centred.square().mean(-1, keepdim=True) + eps).rsqrt()
+    parts = x.float().reshape(batch, groups, channels // groups, -1)
+    centred = parts - parts.mean((2, 3), keepdim=True)
+    scaled = centred * (centred.square().mean((2, 3), keepdim=True) + eps).rsqrt()
     out = scaled.reshape(*x.shape)
     each = (channels, *(1,) * len(space))
     out = out * p.weight.reshape(*each) if "weight" in p else out

@@ -37,74 +37,86 @@ def _groups(shape: tuple[Int, ...], repeated: list[int]) -> int | None:
     last = len(shape) - 1
     if not repeated or repeated[-1] >= last - 1 or not 1 < upper(shape[last]) < SHORT:
         return None
-    times = 1
-    for a in repeated:
-        times *= upper(shape[a])
-    sizes_known = all(isinstance(n, int) for n in shape[repeated[-1] :])
+    times = product(upper(shape[a]) for a in repeated)
+    sizes_known = all(isinstance(n, int) for n in shape[repeated[0] :])
     return repeated[-1] + 1 if times >= MANY and sizes_known else None
 
 
 def _summed(node: Node) -> Node | None:
     kind, axes = node.arg
-    (source,) = node.src
-    shape, last = source.shape, len(source.shape) - 1
-    outer = [a for a in axes if a != last]
-    first = _groups(shape, outer) if last in axes else None
-    if first is None or not _side_by_side(source, first):
+    order = _as_in_memory(node.src[0])
+    if order is None:
         return None
-    long = outer[-1]  # in parts: (…, parts, pixels of a part, groups * channels)
+    source = g.permute(node.src[0], order)
+    shape, last = source.shape, len(order) - 1
+    outer = [a for a in range(last) if order[a] in axes and shape[a] != 1]
+    first = _groups(shape, outer) if order[last] in axes else None
+    if first is None:
+        return None
+    # in parts: (…, parts, pixels of a part, groups * channels)
+    long = outer[0]
     parts = max(n for n in range(1, PARTS + 1) if shape[long] % n == 0)
     width = product(shape[first:])
     split = (*shape[:long], parts, shape[long] // parts, *shape[long + 1 : first], width)
-    moved = tuple(a + 1 if a == long else a for a in outer)
-    found = g.packed(g.reduce(g.reshape(source, split), kind, moved))
+    found = g.packed(g.reduce(g.reshape(source, split), kind, tuple(a + 1 for a in outer)))
     found = g.reshape(found, (*found.shape[:-1], *shape[first:]))
-    rest = (long, len(found.shape) - 1)
-    return g.reshape(g.reduce(found, kind, rest), node.shape)
+    found = g.reduce(found, kind, (long, len(found.shape) - 1))
+    found = g.reshape(found, tuple(node.shape[a] for a in order))
+    return g.permute(found, tuple(order.index(a) for a in range(len(order))))
 
 
 def _spread(node: Node) -> Node | None:
     (source,) = node.src
-    last = len(node.shape) - 1
     grown = [a for a, n in enumerate(source.shape) if n == 1 and node.shape[a] != 1]
-    first = _groups(node.shape, grown[:-1]) if grown[-1:] == [last] else None
-    if first is None or not _reduces(source):
+    channels = [a for a in grown if a and source.shape[a - 1] != 1 and upper(node.shape[a]) < SHORT]
+    if len(channels) != 1 or not _in_two_steps(source):
         return None
-    return g.expand(g.packed(g.expand(source, (*source.shape[:-1], node.shape[-1]))), node.shape)
+    (channel,) = channels
+    if product(upper(node.shape[a]) for a in grown if a != channel) < MANY:
+        return None
+    shape = (*source.shape[:channel], node.shape[channel], *source.shape[channel + 1 :])
+    return g.expand(g.packed(g.expand(source, shape)), node.shape)
 
 
-def _reduces(node: Node) -> bool:
-    """Whether there is a reduction between a node and what is stored."""
+def _in_two_steps(node: Node) -> bool:
+    """Whether a node is made, without a buffer between, from a sum that `_summed` made."""
     todo, seen = [node], {node}
     while todo:
         node = todo.pop()
         if node.op is Op.REDUCE:
-            return True
-        if node.op in ELEMENTWISE | MOVEMENT:
+            below = node.src[0]
+            below = below.src[0] if below.op is Op.RESHAPE else below
+            if below.op is Op.CONTIGUOUS and below.src[0].op is Op.REDUCE:
+                return True
+        elif node.op in ELEMENTWISE | MOVEMENT:
             todo += [s for s in node.src if s not in seen]
             seen.update(node.src)
     return False
 
 
-def _side_by_side(source: Node, first: int) -> bool:
-    """Whether all groups' elements lie in a row, in whatever is read for them from memory."""
+def _as_in_memory(source: Node) -> tuple[int, ...] | None:
+    """The axes in the order in which they lie in memory, the last in a row: wherever a stored
+    operand varies along that one, its elements are neighbours."""
     axes = [Var(f"a{i}", 0, max(upper(n) - 1, 1)) for i, n in enumerate(source.shape)]
-    strides = [product(source.shape[a + 1 :]) for a in range(first, len(axes))]
-    found = False
+    strides: list[tuple[int, ...]] = []
     todo: list[tuple[Node, tuple[Int, ...]]] = [(source, tuple(axes))]
     seen = set(todo)
     while todo:
         node, index = todo.pop()
         if node.op in (*STORED, Op.REDUCE, Op.INTRINSIC):
-            flat = flat_index(index, node.shape)
-            steps = [linear_in(flat, axis) for axis in axes[first:]]
-            if steps[-1] is None or steps[-1][0] not in (0, 1):
-                return False
-            found |= [s and s[0] for s in steps] == strides
+            found = [linear_in(flat_index(index, node.shape), axis) for axis in axes]
+            if None in found:
+                return None
+            strides.append(tuple(step for step, _ in found))
         elif node.op is Op.GATHER:
-            return False
+            return None
         else:
             below = source_indices(node, index, lambda name, n: 0)
             todo += [x for x in below if x not in seen]
             seen.update(below)
-    return found
+    whole = [s for s in strides if all(k or n == 1 for k, n in zip(s, source.shape))]
+    if not whole:
+        return None
+    outermost = [(n != 1, -abs(k)) for n, k in zip(source.shape, whole[0])]
+    order = tuple(sorted(range(len(axes)), key=outermost.__getitem__))
+    return order if all(s[order[-1]] in (0, 1) for s in strides) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from engine.graph import Node, Op, toposort
+from engine.graph import Node, Op, graph_variables, toposort
 from engine.ir import Target
 from engine.recipes import blocks
 
@@ -26,13 +26,17 @@ class Settings:
     _weights: dict[Node, bool | None] = field(default_factory=dict)
 
     def is_weight(self, factor: Node) -> bool:
-        """Whether a factor depends on weights alone (one at least): it may be packed for good."""
+        """Whether a factor depends on weights alone (one at least): it may be packed for good.
+
+        A part of one that a symbolic int chooses may not.
+        """
         known = self._weights
         for n in toposort([factor], leaves=known.keys()):
             if n.op is Op.BUFFER:
                 known[n] = n.arg[0].constant
             elif n not in known:
                 parts = {known[s] for s in n.src} - {None}
+                parts |= {False} if graph_variables([n]) else set()
                 known[n] = min(parts) if parts else None
         return known[factor] is True
 

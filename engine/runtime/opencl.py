@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import hashlib
 import mmap
 import os
@@ -97,18 +98,34 @@ class OpenCLDevice:
 
     def read(self, handle: Memory, nbytes: int) -> np.ndarray:
         out = np.empty(nbytes, np.uint8)
-        if nbytes:  # waits for all that was launched before
+        if nbytes and handle.address is not None:
+            self._wait()
+            ctypes.memmove(out.ctypes.data, handle.address, nbytes)
+        elif nbytes:  # waits for all that was launched before
             self.cl.enqueue_copy(self.queue, out, handle.buffer)
             self.running.clear()
         return out
 
     def write(self, handle: Memory, data: np.ndarray) -> None:
-        if data.nbytes:
-            self.cl.enqueue_copy(self.queue, handle.buffer, np.ascontiguousarray(data))
+        data = np.ascontiguousarray(data)
+        if data.nbytes and handle.address is not None:
+            self._wait()
+            ctypes.memmove(handle.address, data.ctypes.data, data.nbytes)
+        elif data.nbytes:
+            self.cl.enqueue_copy(self.queue, handle.buffer, data)
 
     def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
-        if nbytes:
+        if nbytes and source.address is not None and target.address is not None:
+            self._wait()
+            ctypes.memmove(target.address, source.address, nbytes)
+        elif nbytes:
             self.cl.enqueue_copy(self.queue, target.buffer, source.buffer, byte_count=nbytes)
+
+    def _wait(self) -> None:
+        """Until nothing runs: then memory of our own is read and written as it is."""
+        if self.running:
+            self.queue.finish()
+            self.running.clear()
 
     def forget(self, handle: Memory) -> None:
         """Give the pages of a mapped file back; they are read again when they are needed again."""
@@ -263,6 +280,7 @@ class Launches:
     def __call__(self, values: Mapping[Expr, int]) -> None:
         device = self.device
         self.ints.set(values)
+        device.running[id(self)] = self  # before the first launch: it may be interrupted
         for number, step in enumerate(self.steps):
             groups = evaluate(step.groups, values)
             if groups == 0:
@@ -272,7 +290,6 @@ class Launches:
                 self._timed(step, kernel, groups, values)
             else:
                 self._launch(kernel, groups)
-        device.running[id(self)] = self
         if self.fresh:
             self._save()
         if len(device.running) > MOST_RUNNING:

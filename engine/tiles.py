@@ -12,13 +12,13 @@ from typing import Protocol
 
 from engine import dtype as dt
 from engine.dtype import DType
-from engine.evaluate import Value
+from engine.evaluate import Block, Value
 from engine.graph import Node
 from engine.indexing import Index
 from engine.ir import Address, Call, Function, Kind, Scratch
 from engine.lower import Lowering, Plan
 from engine.schedule import Kernel
-from engine.symbolic import Expr, Int, minimum, substitute
+from engine.symbolic import Expr, Int, maximum, minimum, substitute
 
 
 class Intrinsic(Protocol):
@@ -52,14 +52,14 @@ ROOM = 16  # floats that may be read, never used, behind a tile: whole vectors a
 class TilePlan(Plan):
     """A Plan for a kernel around INTRINSICs.
 
-    rows    the axis that a work-group goes through in strips; None: it makes a single row
-    unit    rows that one step of that axis stands for: 1, or a strip where another axis counts on
+    rows    (axis, rows that a step of it stands for), from the largest step down to 1: together
+            they count a tile's rows, maybe leaving some out; empty: there is a single row.
+            The block of the first of them is in rows, not in steps
     axes    one variable per output axis (None for size 1)
     where   each INTRINSIC and its index (batch, row, column) as a function of those
     """
 
-    rows: int | None = None
-    unit: int = 1
+    rows: tuple[tuple[int, int], ...] = ()
     axes: tuple[Expr | None, ...] = ()
     where: tuple[tuple[Node, Index], ...] = ()
 
@@ -74,29 +74,59 @@ class _Tiled(Lowering):
         super().__init__(kernel, plan)
         self.tiles: dict[Node, tuple[Scratch, Index]] = {}  # where it lies, and its first index
         self.turn: Int = 0  # of the strip that is being made
+        self.first: Int = 0  # its first row
+        self.count: Int = 1  # how many it has
+
+    def _blocks(self, axis: int) -> Int:
+        if not self.plan.rows or axis != self.plan.rows[0][0]:
+            return super()._blocks(axis)
+        total, block = self._rows_in_all(), self.plan.block[axis]
+        return 1 if block is total or block == total else (total + block - 1) // block
+
+    def _rows_in_all(self) -> Int:
+        return 1 + sum((self.root.shape[axis] - 1) * step for axis, step in self.plan.rows)
 
     def _body(self) -> None:
         nodes = [node for node, _ in self.plan.where]
         self.support = tuple(dict.fromkeys(part for n in nodes for part in n.arg.source()))
         strip = min(n.arg.strip for n in nodes)
         work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
-        axis, block, rows = self.plan.rows, None, 1
-        if axis is not None:
-            start, count = self.starts[axis], self.counts[axis]
-            steps = strip // self.plan.unit
-            self.turn, block = self._open((count + steps - 1) // steps)
-            self.starts[axis] = start + self.turn * steps
-            self.counts[axis] = minimum(steps, count - self.turn * steps)
-            rows = self.counts[axis] * self.plan.unit
+        block = self._next_strip(strip) if self.plan.rows else None
         for i, node in enumerate(nodes):
             place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns + ROOM)
             self.tiles[node] = place, self._corner(node)
-            self._call(node, "tile", (place, *work[node]), (rows,))
+            self._call(node, "tile", (place, *work[node]), (self.count,))
         self._nest(0, [[] for _ in self.root.shape])
         self._close(block)
         for node in nodes:
             if work[node]:
                 self._emit(Call(f"{node.arg.name}_end", (), (), ()))
+
+    def _next_strip(self, strip: int) -> Block | None:
+        """Open the loop over the strips of this group's rows."""
+        axis = self.plan.rows[0][0]
+        total, first = self._rows_in_all(), self.starts[axis]
+        inside = minimum(self.plan.block[axis], total - first)
+        self.turn, block = self._open((inside + strip - 1) // strip)
+        self.first = first + self.turn * strip
+        is_whole = isinstance(total, int) and total % strip == 0
+        self.count = strip if is_whole else minimum(strip, total - self.first)
+        return block
+
+    def _nest(self, position: int, points: list[list[Int]]) -> None:
+        """As ever; but axes that count rows keep to the strip, given where the outer ones are."""
+        rows, axis = self.plan.rows, None
+        if position < len(self.plan.order):
+            axis = self.plan.order[position]
+        for i, (counted, step) in enumerate(rows):
+            if counted == axis:
+                outer = sum((points[a][0] * n for a, n in rows[:i]), start=0)
+                low = (self.first - outer) if i == 0 else maximum(0, self.first - outer)
+                high = (self.first + self.count - 1 - outer) // step
+                high = high if i == 0 else minimum(high, self.root.shape[axis] - 1)
+                self.starts[axis] = low // step
+                self.counts[axis] = maximum(0, high - low // step + 1)
+        super()._nest(position, points)
 
     def _begin(self, node: Node, number: int) -> tuple[Scratch, ...]:
         """The scratch that the tiles of a group share, made ready; none if they need none."""
@@ -120,7 +150,8 @@ class _Tiled(Lowering):
     def _corner(self, node: Node) -> Index:
         """The index at which this group's next tile begins."""
         starts = {v: s for v, s in zip(self.plan.axes, self.starts) if v is not None}
-        return tuple(substitute(i, starts) for i in dict(self.plan.where)[node])
+        batch, _, column = dict(self.plan.where)[node]
+        return substitute(batch, starts), self.first, substitute(column, starts)
 
     def _from_tile(self, node: Node, index: Index) -> Value:
         place, (_, row, column) = self.tiles[node]

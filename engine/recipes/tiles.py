@@ -6,8 +6,6 @@ code scatters them otherwise, there is no plan, and the INTRINSIC gets a kernel 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine.graph import Node
 from engine.indexing import Index
 from engine.ir import Target
@@ -15,6 +13,8 @@ from engine.recipes.analysis import Facts, contiguous_score, store_score
 from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
 from engine.tiles import Intrinsic, TilePlan
+
+Rows = tuple[tuple[int, int], ...]  # TilePlan.rows
 
 
 def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
@@ -24,7 +24,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     spec = facts.tiles[0][0].arg
     if any((n.arg.columns, n.arg.strip) != (spec.columns, spec.strip) for n, _ in facts.tiles):
         return None
-    rows = _rows(facts, spec.strip)
+    rows = _rows(facts)
     if rows is None:
         return None
     block = _blocks(kernel, facts, spec, rows)
@@ -32,7 +32,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     if where is None:
         return None
     vector = _vector(facts, block, rows, spec.strip, target)
-    order = [a for a in range(len(block)) if a != vector] + ([] if vector is None else [vector])
+    order = [a for a in _order(facts, rows) if a != vector] + ([] if vector is None else [vector])
     lanes = target.lanes if vector is not None else 1
     axes = tuple(facts.axes)
     return TilePlan(
@@ -42,55 +42,51 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
         tuple(order),
         vector,
         lanes,
-        rows=rows.axis,
-        unit=rows.unit,
+        rows=rows,
         axes=axes,
         where=where,
     )
 
 
-class _Rows(NamedTuple):
-    """The output axis that the rows follow, and how many of them a step of it stands for.
-
-    inner is the axis that counts on within such a step, when that is a whole strip. axis None: a
-    single row.
-    """
-
-    axis: int | None
-    unit: int = 1
-    inner: int | None = None
-
-
-def _rows(facts: Facts, strip: int) -> _Rows | None:
+def _rows(facts: Facts) -> Rows | None:
     """How the rows lie in the output; None where they are scattered otherwise."""
-    rows = {index[1] for _, index in facts.tiles}
-    if len(rows) != 1:
+    found = {index[1] for _, index in facts.tiles}
+    if len(found) != 1:
         return None
-    row = rows.pop()
-    if row == 0:
-        return _Rows(None)
-    for a, var in enumerate(facts.axes):
-        if var is row:
-            return _Rows(a)
-        found = None if var is None else linear_in(row, var)
-        if found and found[0] == strip and found[1] in facts.axes:
-            inner = facts.axes.index(found[1])
-            if facts.extent(inner) == strip:
-                return _Rows(a, strip, inner)
-    return None
+    rest = found.pop()
+    rows: list[tuple[int, int]] = []
+    for axis, var in enumerate(facts.axes):
+        part = (0, rest) if var is None else linear_in(rest, var)
+        if part is None:
+            return None
+        step, rest = part
+        if step:
+            rows.append((axis, step))
+    if rest != 0:
+        return None
+    rows.sort(key=lambda row: -row[1])
+    inside = 0  # rows that the axes of smaller steps pass
+    for axis, step in reversed(rows):
+        if step <= inside or (inside == 0 and step != 1):
+            return None
+        inside += (facts.extent(axis) - 1) * step
+    counting = {facts.axes[axis] for axis, _ in rows}
+    if any(not counting.isdisjoint(variables(i)) for _, (b, _, c) in facts.tiles for i in (b, c)):
+        return None
+    return tuple(rows)
 
 
-def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: _Rows) -> list[Int]:
+def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: Rows) -> list[Int]:
     """Outputs per group: all of what doesn't move the tile, `columns` columns, `block` rows."""
     shape = kernel.root.shape
     used = frozenset().union(*(variables(i) for _, index in facts.tiles for i in index))
     block: list[Int] = [n if facts.axes[a] not in used else 1 for a, n in enumerate(shape)]
-    if rows.axis is not None:
-        most = spec.block // rows.unit
-        block[rows.axis] = shape[rows.axis] if upper(shape[rows.axis]) <= most else most
-    if rows.inner is not None:
-        block[rows.inner] = shape[rows.inner]
-    for _, axis in sorted(_column_axes(facts, rows)):
+    for axis, _ in rows:
+        block[axis] = shape[axis]
+    if rows:
+        total = 1 + sum((shape[axis] - 1) * step for axis, step in rows)
+        block[rows[0][0]] = total if upper(total) <= spec.block else spec.block
+    for _, axis in sorted(_column_axes(facts)):
         extent = facts.extent(axis)
         sizes = [1 << i for i in reversed(range(spec.columns.bit_length())) if 1 << i < extent]
         for size in (shape[axis], *sizes):
@@ -101,12 +97,12 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: _Rows) -> list[
     return block
 
 
-def _column_axes(facts: Facts, rows: _Rows) -> list[tuple[float, int]]:
+def _column_axes(facts: Facts) -> list[tuple[float, int]]:
     """(columns that a step along it passes, axis), for the output axes that move the column."""
     column = facts.tiles[0][1][2]
     out = []
     for axis, var in enumerate(facts.axes):
-        if var is None or axis == rows.axis or var not in variables(column):
+        if var is None or var not in variables(column):
             continue
         others = {v: 0 for v in variables(column) if v is not var}
         low, high = bounds(substitute(column, others))
@@ -137,14 +133,30 @@ def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, 
     return tuple(found.items())
 
 
-def _vector(facts: Facts, block: list[Int], rows: _Rows, strip: int, target: Target) -> int | None:
+def _order(facts: Facts, rows: Rows) -> list[int]:
+    """The axes from the outermost on: what a batch counts, rows, columns.
+
+    Groups that follow each other take all columns of the same rows, which are at hand then.
+    """
+    counting = [axis for axis, _ in rows]
+    columns = {axis for _, axis in _column_axes(facts)}
+    rest = [a for a in range(len(facts.axes)) if a not in counting]
+    return [
+        *(a for a in rest if a not in columns),
+        *counting,
+        *(a for a in rest if a in columns),
+    ]
+
+
+def _vector(facts: Facts, block: list[Int], rows: Rows, strip: int, target: Target) -> int | None:
     """The axis across lanes: one along which the result, or at least the reads, lie in a row."""
     best, vector = -1, None
     for axis in reversed(range(len(block))):
         var = facts.axes[axis]
         extent = upper(block[axis])
-        if axis == rows.axis:
-            extent = min(extent, strip // rows.unit)
+        steps = dict(rows).get(axis)
+        if steps is not None:
+            extent = min(facts.extent(axis), strip) if steps == 1 else 0
         if var is None or extent < target.lanes or target.lanes == 1:
             continue
         score = contiguous_score(facts, facts.loads, var)

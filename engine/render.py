@@ -235,15 +235,23 @@ def _count_uses(body: list[Statement]) -> Counter[Value]:
 
 
 def _products_of_sums(body: list[Statement], uses: Counter[Value]) -> set[Value]:
-    """Float products whose only use is to be added to an accumulator in the same block."""
+    """Float products whose only use is a sum in the same block: one of each sum's operands."""
     found: set[Value] = set()
     here = {s.value for s in body if isinstance(s, Let)}
     for s in body:
-        if isinstance(s, Loop):
-            found |= _products_of_sums(s.body, uses)
-        elif isinstance(s, Update) and s.accumulator.combine == "add":
-            v = s.value
-            is_product = v.kind is Kind.ALU and v.arg is Op.MUL and v.dtype.is_float
-            if is_product and uses[v] == 1 and v in here:
-                found.add(v)
+        match s:
+            case Loop(_, _, inner):
+                found |= _products_of_sums(inner, uses)
+            case Update(Accumulator(combine="add"), value):
+                found |= _products([value], uses, here)
+            case Let(Value(kind=Kind.ALU, arg=Op.ADD) as value):
+                found |= _products(value.args, uses, here)
     return found
+
+
+def _products(values: Sequence[Value], uses: Counter[Value], here: set[Value]) -> set[Value]:
+    for v in values:
+        is_product = v.kind is Kind.ALU and v.arg is Op.MUL and v.dtype is dt.float32
+        if is_product and uses[v] == 1 and v in here:
+            return {v}
+    return set()

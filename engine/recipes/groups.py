@@ -44,7 +44,7 @@ def _groups(shape: tuple[Int, ...], repeated: list[int]) -> int | None:
 
 def _summed(node: Node) -> Node | None:
     kind, axes = node.arg
-    order = _as_in_memory(node.src[0])
+    order = None if 0 in node.src[0].shape else _as_in_memory(node.src[0])
     if order is None:
         return None
     source = g.permute(node.src[0], order)

@@ -50,12 +50,13 @@ class OpenCLDevice:
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
-        allow_tiles()
         atexit.register(self.queue.finish)  # or kernels outlive the memory they work on
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
         is_cpu = bool(d.type & self.cl.device_type.CPU)
         flags = accepted(which, self.identity, cpu_flags()) if is_cpu else frozenset()
+        if not allow_tiles():
+            flags -= {"amx_bf16"}
         lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
         self.target = Target(
             dialect="opencl-cpu" if is_cpu else "opencl-gpu",

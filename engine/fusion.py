@@ -33,6 +33,12 @@ class Use(NamedTuple):
         return frozenset().union(*(variables(i) for i in self.index)) if self.index else frozenset()
 
 
+def bordered(node: Node) -> Node | None:
+    """What is written into a border of zeros, for an operand of an INTRINSIC that has one."""
+    is_packed = node.op is Op.CONTIGUOUS and node.arg == "packed"
+    return node.src[0].src[0] if is_packed and node.src[0].op is Op.PAD else None
+
+
 class Fusion:
     """Decides which nodes are stored. `stored` is the result."""
 
@@ -103,12 +109,12 @@ class Fusion:
             return  # only a zero-size node asked for it
         if node in self.stored or self._should_store(node):
             self.stored.add(node)
-            below = node.src[1] if node.op is Op.ASSIGN else node
+            below = node.src[1] if node.op is Op.ASSIGN else bordered(node) or node
             axes = tuple(self._loop(f"a{i}", n, i) for i, n in enumerate(below.shape))
             self.axes[node] = axes
             whole = Use(axes, frozenset(v for a in axes for v in variables(a)))
             self.depth[node] = 0
-            if node.op is Op.ASSIGN:  # nothing reads its base: the write is in place
+            if below is not node:  # nothing reads its base, or its border: the write is in place
                 self.uses[below][node][whole] = None
                 self.depth[below] = 0
                 return
@@ -227,7 +233,7 @@ class Fusion:
         return self.row.setdefault(root, free) == free
 
     def _tiles_in_place(self, node: Node) -> bool:
-        """Whether one kernel alone reads an INTRINSIC, as many elements as it has outputs.
+        """Whether one kernel alone reads an INTRINSIC, no fewer elements than it has outputs.
 
         It may read it at several indices: a tile is made once, and they all find theirs in it.
         """
@@ -238,7 +244,7 @@ class Fusion:
         space = frozenset(v for a in self.axes[root] for v in variables(a))
         if any(not u.space <= space for u in indices):  # inside of a reduction
             return False
-        if upper(node.numel) != upper(product(self.sizes[v] for v in space)):
+        if upper(node.numel) < upper(product(self.sizes[v] for v in space)):
             return False
         if self.row.get(root) is not None:
             return False

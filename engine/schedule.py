@@ -10,8 +10,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from engine.fusion import Fusion
-from engine.graph import ELEMENTWISE, MOVEMENT, Node, Op, Storage, buffer, make, rebuild, toposort
+from engine.fusion import Fusion, bordered
+from engine.graph import (
+    ELEMENTWISE,
+    MOVEMENT,
+    Node,
+    Op,
+    Storage,
+    buffer,
+    const,
+    make,
+    rebuild,
+    toposort,
+)
 from engine.symbolic import Int, product, upper
 
 Box = tuple[tuple[Int, Int], ...]
@@ -208,9 +219,27 @@ def _store(built: Node, plan: Schedule) -> Node:
     storage = Storage(plan.device, value.dtype, upper(product(upper(n) for n in value.shape)))
     plan.temporaries.append(storage)
     target = buffer(storage, value.shape)
-    if 0 not in value.shape:
+    if 0 in value.shape:
+        return target
+    inner = bordered(built)
+    if inner is not None and any(n.op is Op.INTRINSIC for n in toposort([inner])):
+        plan.kernels += _within_zeros(inner, value.arg, target)
+    else:
         plan.kernels.append(Kernel(value, target))
     return target
+
+
+def _within_zeros(inner: Node, amounts: Box, target: Node) -> list[Kernel]:
+    """Kernels for a padded value: `inner` without a test for the border, and each of its sides."""
+    box = tuple((before, before + n) for n, (before, _) in zip(inner.shape, amounts))
+    kernels = []
+    for axis, (start, end) in enumerate(box):
+        for side in ((0, start), (end, target.shape[axis])):
+            around = (*box[:axis], side, *((0, n) for n in target.shape[axis + 1 :]))
+            shape = tuple(end - start for start, end in around)
+            if 0 not in shape:
+                kernels.append(Kernel(const(0, target.dtype, shape), target, around))
+    return [*kernels, Kernel(inner, target, box)]
 
 
 def _order(plan: Schedule) -> list[Kernel]:

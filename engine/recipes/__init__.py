@@ -15,6 +15,7 @@ from engine.recipes import (
     amx,
     attention,
     contraction,
+    conv,
     elementwise,
     few_queries,
     groups,
@@ -27,7 +28,7 @@ from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (vnni.rewrite, amx.rewrite)
+REWRITES = (vnni.rewrite, conv.rewrite, amx.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 

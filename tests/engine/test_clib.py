@@ -82,7 +82,11 @@ def test_float32_is_rounded_to_the_nearest_bfloat16_or_the_even_one(n: int) -> N
     bits = x.view(np.uint32)
     high, low = bits >> 16, bits & 0xFFFF
     up = (low > 0x8000) | ((low == 0x8000) & (high & 1 == 1))
-    np.testing.assert_array_equal(got, (high + up).astype(np.uint16))
+    expected = (high + up).astype(np.uint16)
+    if n == 16 and "avx512_bf16" in cpu().target.features:
+        # the instruction takes numbers below 2**-126 for zeros, and keeps their signs
+        expected[np.abs(x) < 2.0**-126] &= 0x8000
+    np.testing.assert_array_equal(got, expected)
 
 
 @WIDTHS

@@ -49,7 +49,8 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
             best, vector = score, a
     if target.lanes == 1:
         vector = None
-    order = [a for a in range(rank) if a != vector] + ([vector] if vector is not None else [])
+    order = [a for a in _reading_order(facts) if a != vector]
+    order += [vector] if vector is not None else []
     block: list = [1] * rank
     room = GROUP if target.is_cpu else 1
     for a in reversed(order):
@@ -72,6 +73,17 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
         target.lanes if vector is not None else 1,
         ahead=ahead(kernel, target),
     )
+
+
+def _reading_order(facts: Facts) -> list[int]:
+    """The output's axes as the largest thing that is read lies: reads wait for memory, writes
+    don't. As they are where some axis doesn't move it, or by steps that vary."""
+    axes = list(range(len(facts.axes)))
+    largest = max(facts.loads, key=lambda load: upper(load.buffer.numel), default=None)
+    if largest is None:
+        return axes
+    steps = [1 if var is None else abs(largest.stride(var) or 0) for var in facts.axes]
+    return axes if 0 in steps else sorted(axes, key=lambda a: -steps[a])
 
 
 def ahead(kernel: Kernel, target: Target) -> int:

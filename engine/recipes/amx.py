@@ -17,7 +17,8 @@ from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL, Layout
 from engine.recipes.product import Product
 from engine.recipes.settings import Settings
-from engine.symbolic import Int, upper
+from engine.recipes.views import Operand, View, strided
+from engine.symbolic import Int, product, upper
 
 NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
 STRIP = 32  # rows of four tiles
@@ -33,16 +34,19 @@ class Tiles:
     rows_in_all: Int
     columns_in_all: Int
     kind: Layout | None = None
+    view: View | None = None  # of the left factor, where it is read as it lies
     columns: int = PANEL
     strip: int = STRIP
     block: int = 512
 
     @property
     def name(self) -> str:
-        if self.kind is None:
-            return f"tiles_{self.depth}"
-        least = "least" if self.kind.has_least else f"zero{self.kind.zero}"
-        return f"tiles{self.kind.bits}_{least}_{self.depth}"
+        parts = [str(self.depth)]
+        if self.kind is not None:
+            parts = [self.kind.name, *parts]
+        if self.view is not None:
+            parts += ["by", *map(str, (*self.view.strides[:2], self.view.offset))]
+        return "tiles_" + "_".join(parts)
 
     @property
     def work(self) -> int:
@@ -50,17 +54,18 @@ class Tiles:
         return CONFIG + (0 if self.kind is None else self.depth * PANEL * 2)
 
     def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
-        return left.shape[0], self.rows_in_all, self.columns_in_all
+        batch = self.view.shape(left)[0] if self.view else left.shape[0]
+        return batch, self.rows_in_all, self.columns_in_all
 
     def ints(self, left: Node, right: Node) -> tuple[Int, ...]:
-        """Strips of the left factor, panels of the right one."""
-        return left.shape[1], right.shape[1]
+        """Strips of a packed left factor, panels of the right one."""
+        return 0 if self.view else left.shape[1], right.shape[1]
 
     def flops(self, left: Node, right: Node) -> Int:
-        return left.shape[0] * self.rows_in_all * self.columns_in_all * self.depth * 2
+        return product(self.shape(left, right)) * self.depth * 2
 
     def meaning(self, left: Node, right: Node) -> Node:
-        x = left_values(left)
+        x = self.view.of(left) if self.view else left_values(left)
         batch, _, k = x.shape
         m, n = self.rows_in_all, self.columns_in_all
         x = g.shrink(x, ((0, batch), (0, m), (0, k)))
@@ -90,18 +95,33 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     if not (is_bfloat16(found.left) and is_bfloat16(found.right)):
         if settings.exact or not weight or upper(m) < FEWEST:
             return None
-    left = g.packed(left_tiles(found.left))
-    depth = left.shape[2] * DEEP
+    operand = _as_it_lies(found.left)
+    view = operand and operand.view
+    left = operand.base if operand else g.packed(left_tiles(found.left))
+    depth = -(-k // DEEP) * DEEP
     kind = settings.blocks(found.right)
     if kind is not None:
-        return g.intrinsic(
-            Tiles(depth, m, n, kind), (left, settings.pack(found.right, blocks.pack))
-        )
-    if weight:
+        right = settings.pack(found.right, blocks.pack)
+    elif weight:
         right = settings.pack(found.right, right_tiles)
     else:
         right = g.packed(right_tiles(found.right))
-    return g.intrinsic(Tiles(depth, m, n), (left, right))
+    return g.intrinsic(Tiles(depth, m, n, kind, view), (left, right))
+
+
+def _as_it_lies(x: Node) -> Operand | None:
+    """A left factor that is stored as bfloat16 in rows that tiles can be loaded from.
+
+    Rows that are a quarter of a page apart, or a multiple of that, would compete for the same
+    places in the first-level cache: those are packed.
+    """
+    _, m, k = x.shape
+    if not isinstance(m, int) or m % STRIP or k % DEEP:
+        return None
+    found = strided(x, (dt.bfloat16,))
+    if found is None or found.base.dtype is not dt.bfloat16 or found.view.strides[2] != 1:
+        return None
+    return None if found.view.strides[1] * 2 % 1024 == 0 else found
 
 
 def is_bfloat16(x: Node) -> bool:
@@ -184,7 +204,14 @@ static inline float16 zoo_load_halves(__global const uchar* p) {
 
 
 def _source(spec: Tiles) -> str:
-    count, strip = spec.depth // DEEP, STRIP * DEEP
+    count = spec.depth // DEEP
+    if spec.view is None:
+        start = f"((long)batch * strips + row / {STRIP}) * {count * STRIP * DEEP}"
+        row, step, ahead = DEEP, STRIP * DEEP, f"a + {2 * STRIP * DEEP}"
+    else:
+        image, row, _ = spec.view.strides
+        start = f"{spec.view.offset} + (long)batch * {image} + (long)row * {row}"
+        step, ahead = DEEP, ""
     if spec.kind is None:
         matrix, space, fill = "uint", "__global const ushort*", ""
         panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL // 2}"
@@ -193,18 +220,18 @@ def _source(spec: Tiles) -> str:
         panel = f"work + {CONFIG}"
     given = f"__global const ushort* left, __global const {matrix}* right, int batch, int row"
     sizes = "int strips, int panels"
-    step = asm.multiply("a", f"a + {strip // 2}", "b", 64, ahead=f"a + {2 * strip}")
+    multiply = asm.multiply("a", f"a + {16 * row}", "b", 2 * row, ahead)
     return f"""
 static void {spec.name}_begin(uchar* work, {given}, int column, {sizes}) {{
   zoo_tiles_begin(work);{fill}
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, {sizes}) {{
-  __global const ushort* a = left + ((long)batch * strips + row / {STRIP}) * {count * strip};
+  __global const ushort* a = left + {start};
   {space} b = ({space})({panel});
   {asm.CLEAR}
-  for (int k = 0; k < {count}; k++, a += {strip}, b += {PANEL * DEEP})
-    {step}
+  for (int k = 0; k < {count}; k++, a += {step}, b += {PANEL * DEEP})
+    {multiply}
   {asm.keep("tile", f"tile + {16 * PANEL}", 4 * PANEL)}
 }}"""
 

@@ -32,6 +32,10 @@ class Layout:
     has_least: bool
 
     @property
+    def name(self) -> str:
+        return f"{self.bits}_" + ("least" if self.has_least else f"zero{self.zero}")
+
+    @property
     def halves(self) -> int:
         """float16 numbers at the start of a block."""
         return PANEL * (1 + self.has_least)

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from engine import dtype as dt
 from engine import graph as g
+from engine.dtype import DType
 from engine.graph import Node, Op
 from engine.indexing import flat_index, move_index
-from engine.symbolic import Var, linear_in, upper
+from engine.symbolic import Int, Var, linear_in, upper
 
 MOVING = (g.MOVEMENT | {Op.CAST}) - {Op.PAD}
 STORED = (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS)  # what lies in a buffer when a kernel reads it
@@ -20,7 +21,7 @@ STORED = (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS)  # what lies in a buffer when a k
 class View:
     """Movement ops over a stored node, and what they come to: element strides and an offset.
 
-    half says that the node holds float16, which is read as float32.
+    half says that the node holds halves, which are read as float32.
     """
 
     steps: tuple[tuple[Op, Any, tuple], ...]  # (op, arg, shape), the innermost first
@@ -34,6 +35,10 @@ class View:
             base = g.make(op, (base,), arg, base.dtype, shape)
         return g.cast(base, dt.float32)
 
+    def shape(self, base: Node) -> tuple[Int, ...]:
+        """The shape that the view has."""
+        return self.steps[-1][2] if self.steps else base.shape
+
 
 class Operand(NamedTuple):
     """A stored node and how to read it."""
@@ -42,16 +47,19 @@ class Operand(NamedTuple):
     view: View
 
 
-def strided(x: Node) -> Operand | None:
-    """x, of float32, as a buffer with constant strides; None where it must be computed."""
+def strided(x: Node, halves: tuple[DType, ...] = (dt.float16,)) -> Operand | None:
+    """x, of float32, as a buffer with constant strides; None where it must be computed.
+
+    The buffer may hold float32 or one of `halves`.
+    """
     chain = [x]
     while chain[-1].op in MOVING:
         chain.append(chain[-1].src[0])
     base = chain.pop()
-    if base.op not in STORED or base.dtype not in (dt.float32, dt.float16):
+    if base.op not in STORED or base.dtype not in (dt.float32, *halves):
         return None
     casts = [(n.src[0].dtype, n.dtype) for n in chain if n.op is Op.CAST]
-    if casts != [(dt.float16, dt.float32)] * (base.dtype is dt.float16):
+    if casts != [(base.dtype, dt.float32)] * (base.dtype is not dt.float32):
         return None  # another one would round
     axes = [Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape)]
     index = tuple(axes)
@@ -68,7 +76,7 @@ def strided(x: Node) -> Operand | None:
     if not isinstance(rest, int):
         return None
     steps = [(n.op, n.arg, n.shape) for n in reversed(chain) if n.op is not Op.CAST]
-    return Operand(base, View(tuple(steps), tuple(strides), rest, base.dtype is dt.float16))
+    return Operand(base, View(tuple(steps), tuple(strides), rest, base.dtype is not dt.float32))
 
 
 def view_of(x: Node, suits: Callable[[tuple[int, ...]], bool]) -> Operand:

@@ -38,8 +38,7 @@ class Dots:
 
     @property
     def name(self) -> str:
-        least = "least" if self.kind.has_least else f"zero{self.kind.zero}"
-        return f"dots{self.kind.bits}_{least}_{self.depth}"
+        return f"dots_{self.kind.name}_{self.depth}"
 
     def shape(self, weight: Node, planes: Node, scale: Node, total: Node) -> tuple[Int, ...]:
         return 1, planes.shape[0], self.columns_in_all

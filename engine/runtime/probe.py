@@ -54,6 +54,26 @@ static void halves{lanes}(__global {number}* out, __global const {half}* given) 
     return Trial(f"halves{lanes}", source, values, values.astype(np.float32))
 
 
+def _functions() -> Trial:
+    """exp2, log2 and their like, where they are exact: on whole powers."""
+    target = Target("opencl-cpu", True, 16, 1, frozenset({"avx512f", "avx512dq"}))
+    names = [f"zoo_{op}_float16" for op in ("exp2", "log2", "sqrt", "trunc", "max")]
+    source = "\n".join(helpers(target)[name] for name in names)
+    source += """
+static void functions(__global float16* out, __global const float16* given) {
+  for (int i = 0; i < 4; i++) {
+    const float16 power = zoo_exp2_float16(given[i]);
+    out[i] = power;
+    out[i + 4] = zoo_log2_float16(power);
+    out[i + 8] = zoo_max_float16(zoo_trunc_float16(zoo_sqrt_float16(power)), given[i]);
+  }
+}"""
+    given = np.arange(-32, 32, dtype=np.float32)
+    power = np.exp2(given)
+    expected = np.stack([power, given, np.maximum(np.trunc(np.sqrt(power)), given)])
+    return Trial("functions", source, given, expected)
+
+
 def _dots() -> Trial:
     given = np.arange(48, dtype=np.int32) * 0x01020304
     a, b = given[:16].view(np.uint8).astype(np.int32), given[16:32].view(np.int8)
@@ -89,6 +109,7 @@ class Trial:
 TRIALS = {
     "f16c": lambda: _halves(1),
     "avx512f": lambda: _halves(16),
+    "avx512dq": _functions,
     "avx512_vnni": _dots,
     "avx512_bf16": _pairs,
     "amx_bf16": _tiles,

@@ -108,7 +108,7 @@ def erf(x: Tensor) -> Tensor:
     y = x.float()
     square = y.square()
     square = Tensor.where(square < ERF_END, square, ERF_END)  # from there on it is 1
-    out = (y * polynomial(square, ERF_P) * polynomial(square, ERF_Q).reciprocal()).within(1)
+    out = (y * polynomial(square, ERF_P) * polynomial(square, ERF_Q).reciprocal()).clip(-1, 1)
     return out.cast(x.dtype) if x.dtype.is_float else out
 
 

@@ -535,13 +535,8 @@ class Tensor:
         square = x.square()
         square = Tensor.where(square < TANH_END, square, TANH_END)  # from there on it is 1
         out = x * polynomial(square, TANH_P) * polynomial(square, TANH_Q).reciprocal()
-        out = out.within(1)
+        out = out.clip(-1, 1)
         return out.cast(self.dtype) if self.dtype.is_float else out
-
-    def within(self, limit: float) -> Tensor:
-        """Numbers beyond ±limit become ±limit; NaN stays."""
-        below = Tensor.where(self > limit, limit, self)
-        return Tensor.where(below < -limit, -limit, below)
 
     def relu(self) -> Tensor:
         return self.maximum(0)
@@ -557,7 +552,8 @@ class Tensor:
 
     def minimum(self, other: Tensor | Scalar) -> Tensor:
         a, b = broadcast(self, other)
-        if a.dtype.is_float:
+        never_nan = isinstance(other, (int, float)) and other == other
+        if a.dtype.is_float and not never_nan:
             return -((-a).maximum(-b))
         return Tensor.where(b < a, b, a)
 

@@ -16,7 +16,7 @@ from engine.symbolic import upper, variables
 
 WORK = 4096  # elements that make a work-group worth its launch
 MOST_AHEAD = 4096  # elements; rows are fetched two ahead, since each goes through several passes
-BESIDE = 4  # vectors of rows side by side: a quarter of a page at most, so that few pages are open
+BESIDE = 4  # vectors of rows side by side: with more, more memory is open at once than is near
 
 
 def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:

@@ -132,7 +132,7 @@ def _helpers(lanes: int, native: bool) -> str:
             f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
             f'"m"(*(__global const ushort{lanes}*)p)); return r;'
         )
-        fetch = '__asm__ volatile("prefetcht0 (%0)" :: "r"(p));'
+        fetch = '__asm__ volatile("prefetcht2 (%0)" :: "r"(p));'
     else:
         fetch = ""
         halves = f"return vload_half{lanes}(0, (__global const half*)p);"

@@ -44,6 +44,8 @@ def _groups(shape: tuple[Int, ...], repeated: list[int]) -> int | None:
 
 def _summed(node: Node) -> Node | None:
     kind, axes = node.arg
+    if len(axes) < 2:  # pixels, and the channels of a group
+        return None
     order = None if 0 in node.src[0].shape else _as_in_memory(node.src[0])
     if order is None:
         return None

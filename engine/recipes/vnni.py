@@ -192,7 +192,7 @@ def _clear(names: list[str]) -> list[str]:
 
 
 def _fetch(kind: Layout) -> list[str]:
-    return [f"prefetcht0 {AHEAD + at}({{w}})" for at in range(0, kind.nbytes, 64)]
+    return [f"prefetcht2 {AHEAD + at}({{w}})" for at in range(0, kind.nbytes, 64)]
 
 
 def _nibbles(kind: Layout) -> list[str]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # a row of the table, in 64-bit words
 FUNCTION, GROUPS, WAIT, FIRST, CYCLES, BUFFERS = range(6)
 
-SHARES = 8  # how many times a worker comes back for more of a step, if all are equally fast
+SHARES = 4  # how many times a worker comes back for more of its part
 STUCK = 1 << 24  # turns of 64 pauses and a yield, some minutes: something has gone wrong
 
 PAUSE = {
@@ -46,7 +46,9 @@ static inline ulong zoo_clock(void) {
 }
 """
 
-# taken[s] and done[s]: how many groups of step s are. t[WAIT]: how many steps before s to wait for.
+# done[s]: how many groups of step s are. taken[s][part]: how many of a part are, or are under way.
+# Each worker begins with a part of its own, so that it reads one stretch of the weights; then it
+# helps with the others'. t[WAIT]: how many steps before s to wait for.
 DRIVER = """
 typedef volatile __global int* counters;
 static inline void zoo_rest(void) {{
@@ -73,7 +75,7 @@ static void zoo_step(__global const ulong* t, __global const int* ints, int g, c
 __kernel __attribute__((reqd_work_group_size(1,1,1)))
 void zoo_program(__global ulong* table, int steps, counters taken, counters done, counters failed,
                  __global const int* ints) {{
-  const int workers = get_num_groups(0);
+  const int workers = get_num_groups(0), me = get_group_id(0);
   for (int s = 0; s < steps; s++) {{
     __global ulong* t = table + s * {width};
     const int groups = (int)t[{GROUPS}];
@@ -82,12 +84,17 @@ void zoo_program(__global ulong* table, int steps, counters taken, counters done
       zoo_step(t, ints, 0, groups);
     }} else {{
       if (!zoo_wait(t, s, done, failed)) return;
-      const int share = max(1, groups / (workers * {shares}));
       int made = 0;
-      for (int g; taken[s] < groups && (g = atomic_add(taken + s, share)) < groups;) {{
-        const int end = min(g + share, groups);
-        zoo_step(t, ints, g, end);
-        made += end - g;
+      for (int k = 0; k < workers; k++) {{
+        const int part = (me + k) % workers;
+        const int begin = groups * part / workers, size = groups * (part + 1) / workers - begin;
+        const int share = max(1, size / {shares});
+        counters mine = taken + s * workers + part;
+        for (int g; *mine < size && (g = atomic_add(mine, share)) < size;) {{
+          const int end = min(g + share, size);
+          zoo_step(t, ints, begin + g, begin + end);
+          made += end - g;
+        }}
       }}
       mem_fence(CLK_GLOBAL_MEM_FENCE);
       if (made) atomic_add(done + s, made);
@@ -111,7 +118,8 @@ class Persistent:
         width = BUFFERS + max(len(s.buffers) for s in steps)
         self.table = _shared(np.zeros((len(steps), width), np.uint64))
         self.taken, self.done, self.failed = (
-            _shared(np.zeros(n, np.int32)) for n in (len(steps), len(steps), 1)
+            _shared(np.zeros(n, np.int32))
+            for n in (len(steps) * device.target.cores, len(steps), 1)
         )
         self._fill()
         self.moving = [i for i, s in enumerate(steps) if isinstance(s.groups, Expr)]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from engine.graph import Node, Storage, buffer
-from engine.memory import SLACK
+from engine.memory import ALIGNMENT, SLACK
 from engine.prepare import canonical, numbered, step_of
 from engine.recipes import PASSES, choose
 from engine.recipes.settings import Settings
@@ -80,9 +80,23 @@ class Recipes:
         device = get_device(self.name)
         waiting, self.pending = self.pending, {}
         device.prepare([step for packing, _, _ in waiting.values() for step, _ in packing.steps])
+        _allocate([place for _, _, place in waiting.values()], device)
         for (weight, key), (packing, storages, place) in waiting.items():
             packing.run(storages, place, device)
             _packed.setdefault(weight, {})[key] = buffer(place, packing.result.shape)
+
+
+def _allocate(places: list[Storage], device: Device) -> None:
+    """Memory for weights side by side in the order of their use: one stretch in large pages."""
+    offsets = []
+    end = 0
+    for place in places:
+        offsets.append(end)
+        end = (end + place.nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+    if places:
+        arena = device.allocate(end + SLACK, large_pages=True)
+        for place, offset in zip(places, offsets):
+            place.data = device.part(arena, offset, place.nbytes)
 
 
 def specialised(nodes: Sequence[Node], device_name: str, exact: bool = True) -> Schedule:
@@ -114,7 +128,8 @@ class Packing:
         made = [Storage(place.device, dtype, size) for dtype, size in self.made]
         made[self.at] = place
         for storage in made:
-            storage.data = device.allocate(storage.nbytes + SLACK)
+            if storage is not place:
+                storage.data = device.allocate(storage.nbytes + SLACK)
         every = [*storages, *made]
         steps = [
             replace(

@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from engine.runtime.persistent import Persistent
 
 PAGE = 4096
+LARGE = 1 << 21  # bytes of a large page
 LOCAL = 64  # work-items per group on a GPU
 MOST_RUNNING = 64  # lists of kernels under way before we wait for them
 
@@ -72,13 +74,11 @@ class OpenCLDevice:
 
     # --- memory ------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int) -> Memory:
+    def allocate(self, nbytes: int, large_pages: bool = False) -> Memory:
         flags = self.cl.mem_flags
         if not self.target.is_cpu:
             return Memory(self.cl.Buffer(self.context, flags.READ_WRITE, nbytes))
-        array = np.zeros(nbytes + PAGE, np.uint8)  # pages appear when they are first touched
-        start = -array.ctypes.data % PAGE
-        return self.wrap_shared(array[start : start + nbytes])
+        return self.wrap_shared(_pages(nbytes, large_pages and nbytes >= LARGE))
 
     def part(self, handle: Memory, offset: int, nbytes: int) -> Memory:
         address = None if handle.address is None else handle.address + offset
@@ -187,6 +187,23 @@ class OpenCLDevice:
         if repeated and steps and self.target.is_cpu:
             return Persistent(self, list(steps))
         return Launches(self, list(steps), repeated)
+
+
+def _pages(nbytes: int, large: bool) -> np.ndarray:
+    """Zeros from the start of a page; pages appear when they are first touched.
+
+    Large ones suit what is read whole at gigabytes a second, where small ones would have to be
+    looked up all the time; a cache that fills slowly takes less memory in small ones.
+    """
+    if not large or not hasattr(mmap, "MADV_HUGEPAGE"):
+        array, page = np.zeros(nbytes + PAGE, np.uint8), PAGE
+    else:
+        mapped, page = mmap.mmap(-1, nbytes + LARGE), LARGE
+        with suppress(OSError):  # a kernel without them
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+        array = np.frombuffer(mapped, np.uint8)
+    start = -array.ctypes.data % page
+    return array[start : start + nbytes]
 
 
 @dataclass(frozen=True)

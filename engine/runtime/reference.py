@@ -45,10 +45,11 @@ class ReferenceDevice:
     """Handles are uint8 arrays; an executable is the kernel itself."""
 
     name = "reference"
+    identity = "reference"
     target = None
     fresh_is_zero = True
 
-    def allocate(self, nbytes: int) -> np.ndarray:
+    def allocate(self, nbytes: int, large_pages: bool = False) -> np.ndarray:
         return np.zeros(nbytes, np.uint8)
 
     def part(self, handle: np.ndarray, offset: int, nbytes: int) -> np.ndarray:

@@ -14,6 +14,7 @@ from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, upper, variables
 
 ACCUMULATORS = 16  # vectors of sums that stay in registers, operands beside them
+SMALL = 8192  # multiplications that one core does quicker alone
 WORK = 16384  # multiplications that make a work-group worth its launch
 
 
@@ -114,6 +115,8 @@ def _blocks(
         total *= facts.extent(a)
     if not target.is_cpu:
         return tuple(block)
+    if total * depth <= SMALL:  # sharing it would cost more than it saves
+        return kernel.root.shape
     most = max(1, total // (4 * target.cores))  # outputs in one group
     for a in reversed(order):
         size = kernel.root.shape[a]

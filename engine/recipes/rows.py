@@ -7,6 +7,8 @@ over the first axis, lanes lie across rows, and so do sums over columns.
 
 from __future__ import annotations
 
+from math import prod
+
 from engine.ir import Target
 from engine.lower import CHAINS, Plan
 from engine.recipes.analysis import Facts, Load, contiguous_score
@@ -40,7 +42,9 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     length = 1
     for a in inner:
         length *= facts.extent(a)
-    if rows and length < WORK:
+    if _work(facts, rows, length) <= WORK:  # sharing it would cost more than it saves
+        block = list(kernel.root.shape)
+    elif rows and length < WORK:
         block[rows[-1]] = max(1, min(WORK // max(length, 1), _share(facts, rows[-1], target)))
     return Plan(
         "rows",
@@ -100,6 +104,12 @@ def _beside(facts: Facts, axis: int, most: int, target: Target) -> int:
     """How many vectors along an axis are under way at once, if possible with none left over."""
     count = facts.extent(axis) // target.lanes
     return max((n for n in range(1, most + 1) if count % n == 0), default=1)
+
+
+def _work(facts: Facts, rows: list[int], length: int) -> int:
+    """Elements that all rows together read or write."""
+    depth = max(prod(upper(facts.sizes[v]) for v in loops) for _, _, loops in facts.reductions)
+    return prod(facts.extent(a) for a in rows) * max(length, depth)
 
 
 def _share(facts: Facts, axis: int, target: Target) -> int:

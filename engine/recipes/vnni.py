@@ -40,18 +40,19 @@ class Dots:
     def name(self) -> str:
         return f"dots_{self.kind.name}_{self.depth}"
 
-    def shape(self, weight: Node, planes: Node, scale: Node, total: Node) -> tuple[Int, ...]:
+    def shape(self, weight: Node, planes: Node, heads: Node) -> tuple[Int, ...]:
         return 1, planes.shape[0], self.columns_in_all
 
     def ints(self, *operands: Node) -> tuple[Int, ...]:
         return ()
 
-    def flops(self, weight: Node, planes: Node, scale: Node, total: Node) -> Int:
+    def flops(self, weight: Node, planes: Node, heads: Node) -> Int:
         return planes.shape[0] * self.columns_in_all * self.depth * 2
 
-    def meaning(self, weight: Node, planes: Node, scale: Node, total: Node) -> Node:
+    def meaning(self, weight: Node, planes: Node, heads: Node) -> Node:
         """(1, M, N): the sums as the instructions make them, apart from the order of additions."""
-        m, count = scale.shape
+        m, count, _ = heads.shape
+        scale, total = (_column(heads, i) for i in (0, 1))
         n, k = self.columns_in_all, self.depth
         scaled, offset = blocks.values(weight, self.kind, n)
         wide = g.cast(planes, dt.float32)
@@ -87,16 +88,22 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     return g.intrinsic(spec, (weight, *operands(x)))
 
 
-def operands(x: Node) -> tuple[Node, Node, Node]:
-    """float32 (M, depth) -> planes int8 (M, depth / 32, 2, 32), scale and total (M, depth / 32)."""
+def operands(x: Node) -> tuple[Node, Node]:
+    """float32 (M, depth) -> planes int8 (M, depth / 32, 2, 32), heads float32 (M, depth / 32, 2).
+
+    A head is the scale of a block and its total.
+    """
     m, k = x.shape
     x = g.reshape(x, (m, k // BLOCK, BLOCK))
     negative = g.binary(Op.MUL, x, g.const(-1.0, dt.float32, x.shape))
     largest = g.reduce(g.binary(Op.MAX, x, negative), "max", (2,))
     scale = g.binary(Op.MUL, largest, g.const(1 / (127 * FINER), dt.float32, largest.shape))
-    scale = g.packed(g.reshape(scale, (m, k // BLOCK)))
-    total = g.packed(g.reshape(g.reduce(x, "add", (2,)), (m, k // BLOCK)))
-    s = g.reshape(scale, (m, k // BLOCK, 1))
+    total = g.reduce(x, "add", (2,))
+    pair = (m, k // BLOCK, 2)
+    place = g.expand(g.reshape(g.iota(2), (1, 1, 2)), pair)
+    first = g.binary(Op.CMPLT, place, g.const(1, dt.int32, pair))
+    heads = g.packed(g.where(first, g.expand(scale, pair), g.expand(total, pair)))
+    s = g.reshape(_column(heads, 0), (m, k // BLOCK, 1))
     zero = g.const(0.0, dt.float32, s.shape)
     inverse = g.unary(Op.RECIP, g.binary(Op.MUL, s, g.const(FINER, dt.float32, s.shape)))
     tiny = g.const(1e-37, dt.float32, s.shape)  # all but zero: its inverse could overflow
@@ -112,7 +119,12 @@ def operands(x: Node) -> tuple[Node, Node, Node]:
         g.expand(g.reshape(p, (m, k // BLOCK, 1, BLOCK)), shape) for p in (first, second)
     )
     planes = g.cast(g.where(is_first, first, second), dt.int8)
-    return g.packed(planes), scale, total
+    return g.packed(planes), heads
+
+
+def _column(heads: Node, i: int) -> Node:
+    m, count, _ = heads.shape
+    return g.reshape(g.shrink(heads, ((0, m), (0, count), (i, i + 1))), (m, count))
 
 
 def _rounded(x: Node) -> Node:
@@ -146,7 +158,7 @@ def _columns(x: Node, shape: tuple[Int, ...]) -> Node:
 # --- the instructions ------------------------------------------------------------------------
 
 OUT = "c00 c01 c10 c11 e00 e01 e10 e11 x0 y0 x1 y1 w0 w1".split()  # c, e: [group][plane]
-GIVEN = {"w": "r", "x": "r", "s": "r", "t": "r", "mask": "v", "zero": "v"}
+GIVEN = {"w": "r", "x": "r", "h": "r", "mask": "v", "zero": "v"}
 NAMES = [*OUT, "a0", "a1", *GIVEN]
 
 
@@ -162,16 +174,14 @@ def _source(spec: Dots) -> str:
     return f"""
 static void {spec.name}_tile(
     float* tile, __global const ushort* blocks, __global const char* planes,
-    __global const float* scale, __global const float* total,
-    int batch, int row, int column, int rows) {{
+    __global const float* heads, int batch, int row, int column, int rows) {{
   const int16 mask = (int16)(0x0f0f0f0f);
   const float16 zero = (float16)({float(kind.zero)}f);
   for (int r = 0; r < rows; r++) {{
     __global const uchar* w = (__global const uchar*)blocks;
     w += (long)(column / {PANEL}) * {count * kind.nbytes};
     __global const char* x = planes + (long)(row + r) * {2 * spec.depth};
-    __global const float* s = scale + (row + r) * {count};
-    __global const float* t = total + (row + r) * {count};
+    __global const float* h = heads + (row + r) * {2 * count};
     float16 a0 = (float16)(0.0f), a1 = a0;
     for (int b = 0; b < {count}; b++) {{
       int16 {ints};
@@ -179,7 +189,7 @@ static void {spec.name}_tile(
 {body}
       : {temporaries}, "+v"(a0), "+v"(a1)
       : {given} : "memory");
-      w += {kind.nbytes}; x += {2 * BLOCK}; s++; t++;
+      w += {kind.nbytes}; x += {2 * BLOCK}; h += 2;
     }}
     *(float16*)(tile + r * {PANEL}) = a0;
     *(float16*)(tile + r * {PANEL} + 16) = a1;
@@ -236,7 +246,7 @@ def _scaled(kind: Layout) -> list[str]:
         out += [f"vpaddd {e0}, {c0}, {c0}", f"vpaddd {e1}, {c1}, {c1}"]
         out += [f"vpslld $8, {c0}, {e0}", f"vpaddd {c0}, {c0}, {c0}", f"vpsubd {c0}, {e0}, {c0}"]
         out += [f"vpaddd {c1}, {c0}, {c0}", f"vcvtdq2ps {c0}, {c0}"]
-    out += ["vbroadcastss ({s}), {x0}", "vbroadcastss ({t}), {y0}"]
+    out += ["vbroadcastss ({h}), {x0}", "vbroadcastss 4({h}), {y0}"]
     for group in (0, 1):
         c0 = f"{{c{group}0}}"
         out.append(f"vmulps {{x0}}, {c0}, {c0}")

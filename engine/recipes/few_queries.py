@@ -315,6 +315,10 @@ static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes
   float most = -INFINITY, sum = 0.0f;
   for (int c = 0; c < {width}; c++) tile[c] = 0.0f;
   const int last = {last};
+  for (int i = 0; i < {AHEAD}; i += 64) {{
+    attend_fetch((__global const uchar*)k + i);
+    attend_fetch((__global const uchar*)v + i);
+  }}
   for (int first = 0; first < last; first += {CHUNK}) {{
     const int count = min({CHUNK}, last - first);
     {spec.name}_scores(s, q, k + (long)first * {key}, count);

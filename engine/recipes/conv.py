@@ -358,7 +358,8 @@ static void {spec.name}_begin(uchar* work, {given}, int column, {sizes}) {{
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
 static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, {sizes}) {{
-  __global const ushort* a = planes + ((long)batch * count * pixels + (long)row * {spec.step}) * {DEEP};
+  const long first = (long)batch * count * pixels + (long)row * {spec.step};
+  __global const ushort* a = planes + first * {DEEP};
   __global const uint* b = weights + (long)(column / {PANEL}) * count * {taps * PANEL * DEEP // 2};
   {clear}
   for (int k = 0; k < count; k++, a += (long)pixels * {DEEP}, b += {taps * PANEL * DEEP // 2})

@@ -124,11 +124,15 @@ class Lowering(Evaluator):
     def _groups(self) -> Int:
         return product(self._blocks(a) for a in range(len(self.root.shape)))
 
+    def _grid(self) -> tuple[int, ...]:
+        """The axes from the one along which groups differ last to the one where they do first."""
+        return self.plan.order
+
     def _coordinates(self, group: Expr) -> None:
         """Where this work-group starts along each axis, and how far it goes."""
         rest: Int = group
         self.level[group] = 0
-        wide = [a for a in self.plan.order if self._blocks(a) != 1]
+        wide = [a for a in self._grid() if self._blocks(a) != 1]
         for axis in reversed(wide):
             count = self._blocks(axis)
             var = Var(f"g{axis}", 0, max(upper(count) - 1, 0))

@@ -7,6 +7,7 @@ residual, the way the result lies in memory) is ordinary code that reads the til
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -48,6 +49,14 @@ class Intrinsic(Protocol):
 ROOM = 16  # floats that may be read, never used, behind a tile: whole vectors at its end
 
 
+Rows = tuple[tuple[int, int], ...]
+
+
+def rows_in_all(shape: Sequence[Int], rows: Rows) -> Int:
+    """How many rows there are up to the last that an output of this shape needs."""
+    return 1 + sum((shape[axis] - 1) * step for axis, step in rows)
+
+
 @dataclass(frozen=True)
 class TilePlan(Plan):
     """A Plan for a kernel around INTRINSICs.
@@ -55,11 +64,13 @@ class TilePlan(Plan):
     rows    (axis, rows that a step of it stands for), from the largest step down to 1: together
             they count a tile's rows, maybe leaving some out; empty: there is a single row.
             The block of the first of them is in rows, not in steps
+    grid    the axes from the one along which groups differ last to the one where they do first
     axes    one variable per output axis (None for size 1)
     where   each INTRINSIC and its index (batch, row, column) as a function of those
     """
 
-    rows: tuple[tuple[int, int], ...] = ()
+    rows: Rows = ()
+    grid: tuple[int, ...] = ()
     axes: tuple[Expr | None, ...] = ()
     where: tuple[tuple[Node, Index], ...] = ()
 
@@ -77,14 +88,14 @@ class _Tiled(Lowering):
         self.first: Int = 0  # its first row
         self.count: Int = 1  # how many it has
 
+    def _grid(self) -> tuple[int, ...]:
+        return self.plan.grid
+
     def _blocks(self, axis: int) -> Int:
         if not self.plan.rows or axis != self.plan.rows[0][0]:
             return super()._blocks(axis)
-        total, block = self._rows_in_all(), self.plan.block[axis]
+        total, block = rows_in_all(self.root.shape, self.plan.rows), self.plan.block[axis]
         return 1 if block is total or block == total else (total + block - 1) // block
-
-    def _rows_in_all(self) -> Int:
-        return 1 + sum((self.root.shape[axis] - 1) * step for axis, step in self.plan.rows)
 
     def _body(self) -> None:
         nodes = [node for node, _ in self.plan.where]
@@ -105,7 +116,7 @@ class _Tiled(Lowering):
     def _next_strip(self, strip: int) -> Block | None:
         """Open the loop over the strips of this group's rows."""
         axis = self.plan.rows[0][0]
-        total, first = self._rows_in_all(), self.starts[axis]
+        total, first = rows_in_all(self.root.shape, self.plan.rows), self.starts[axis]
         inside = minimum(self.plan.block[axis], total - first)
         self.turn, block = self._open((inside + strip - 1) // strip)
         self.first = first + self.turn * strip

@@ -28,7 +28,7 @@ from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (vnni.rewrite, conv.rewrite, amx.rewrite)
+REWRITES = (vnni.rewrite, amx.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 
@@ -46,7 +46,7 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
 
 
 # each goes through the whole graph: what consists of several products has to come before them
-PASSES = (groups.rewrite, attention.rewrite, few_queries.rewrite, _rewrite_product)
+PASSES = (groups.rewrite, attention.rewrite, few_queries.rewrite, conv.rewrite, _rewrite_product)
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

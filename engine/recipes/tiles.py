@@ -12,9 +12,7 @@ from engine.ir import Target
 from engine.recipes.analysis import Facts, contiguous_score, store_score
 from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
-from engine.tiles import Intrinsic, TilePlan
-
-Rows = tuple[tuple[int, int], ...]  # TilePlan.rows
+from engine.tiles import Intrinsic, Rows, TilePlan, rows_in_all
 
 
 def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
@@ -32,7 +30,8 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     if where is None:
         return None
     vector = _vector(facts, block, rows, spec.strip, target)
-    order = [a for a in _order(facts, rows) if a != vector] + ([] if vector is None else [vector])
+    loops, grid = _orders(kernel, facts, rows, block)
+    order = [a for a in loops if a != vector] + ([] if vector is None else [vector])
     lanes = target.lanes if vector is not None else 1
     axes = tuple(facts.axes)
     return TilePlan(
@@ -43,6 +42,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
         vector,
         lanes,
         rows=rows,
+        grid=grid,
         axes=axes,
         where=where,
     )
@@ -84,7 +84,7 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: Rows) -> list[I
     for axis, _ in rows:
         block[axis] = shape[axis]
     if rows:
-        total = 1 + sum((shape[axis] - 1) * step for axis, step in rows)
+        total = rows_in_all(shape, rows)
         block[rows[0][0]] = total if upper(total) <= spec.block else spec.block
     for _, axis in sorted(_column_axes(facts)):
         extent = facts.extent(axis)
@@ -133,19 +133,22 @@ def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, 
     return tuple(found.items())
 
 
-def _order(facts: Facts, rows: Rows) -> list[int]:
-    """The axes from the outermost on: what a batch counts, rows, columns.
+def _orders(
+    kernel: Kernel, facts: Facts, rows: Rows, block: list[Int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The axes from the outermost loop to the innermost, and in the order of groups.
 
-    Groups that follow each other take all columns of the same rows, which are at hand then.
+    Groups that follow each other share what is dearer to fetch: a panel of columns, if a group
+    goes through all rows with it; otherwise a block of rows, with which all panels are done before
+    the next.
     """
     counting = [axis for axis, _ in rows]
-    columns = {axis for _, axis in _column_axes(facts)}
-    rest = [a for a in range(len(facts.axes)) if a not in counting]
-    return [
-        *(a for a in rest if a not in columns),
-        *counting,
-        *(a for a in rest if a in columns),
-    ]
+    columns = [axis for _, axis in _column_axes(facts)]
+    batch = [a for a in range(len(block)) if a not in counting and a not in columns]
+    loops = (*batch, *counting, *columns)
+    if rows and upper(block[counting[0]]) < upper(rows_in_all(kernel.root.shape, rows)):
+        return loops, loops
+    return loops, (*columns, *batch, *counting)
 
 
 def _vector(facts: Facts, block: list[Int], rows: Rows, strip: int, target: Target) -> int | None:

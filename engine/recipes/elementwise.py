@@ -49,8 +49,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
             best, vector = score, a
     if target.lanes == 1:
         vector = None
-    order = [a for a in _reading_order(facts) if a != vector]
-    order += [vector] if vector is not None else []
+    order = _order(facts, vector)
     block: list = [1] * rank
     room = GROUP if target.is_cpu else 1
     for a in reversed(order):
@@ -75,15 +74,21 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     )
 
 
-def _reading_order(facts: Facts) -> list[int]:
-    """The output's axes as the largest thing that is read lies: reads wait for memory, writes
-    don't. As they are where some axis doesn't move it, or by steps that vary."""
-    axes = list(range(len(facts.axes)))
+def _order(facts: Facts, vector: int | None) -> list[int]:
+    """The loops' axes, the vector last.
+
+    If lanes are read from a row, the others are in the order in which the largest thing that is
+    read lies: reads wait for memory, writes don't. Otherwise they are in the order of the output.
+    """
+    last = [] if vector is None else [vector]
+    axes = [a for a in range(len(facts.axes)) if a != vector]
     largest = max(facts.loads, key=lambda load: upper(load.buffer.numel), default=None)
-    if largest is None:
-        return axes
-    steps = [1 if var is None else abs(largest.stride(var) or 0) for var in facts.axes]
-    return axes if 0 in steps else sorted(axes, key=lambda a: -steps[a])
+    if largest is None or vector is None or largest.stride(facts.axes[vector]) != 1:
+        return axes + last
+    steps = {a: 1 if (var := facts.axes[a]) is None else largest.stride(var) for a in axes}
+    if not all(steps.values()):  # read again and again, or by steps that vary
+        return axes + last
+    return sorted(axes, key=lambda a: -abs(steps[a])) + last
 
 
 def ahead(kernel: Kernel, target: Target) -> int:

@@ -165,8 +165,8 @@ LAYOUTS: dict[str, tuple[Callable, list[tuple[int, ...]]]] = {
         lambda q, k, v: attention(q, k, v.transpose()),
         [(4, -1, 32), (2, 70, 32), (2, 32, 70)],
     ),
-    "reversed": (
-        lambda q, k, v: attention(q, k.flip(1), v.flip(0)),
+    "reversed and not": (
+        lambda q, k, v: (attention(q, k.flip(1), v.flip(0)), attention(q, k, v)),
         [(4, -1, 32), (2, 70, 32), (2, 70, 32)],
     ),
     "keys and values in one tensor, of two layers": (

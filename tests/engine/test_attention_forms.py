@@ -126,25 +126,32 @@ def test_masks_of_another_form_are_computed() -> None:
 # --- what looks like it ----------------------------------------------------------------------
 
 
-def weights(scores: Tensor, power: float = 1.0, more: float = 0, shift: float = 1) -> Tensor:
-    """A softmax in another base, with another sum or shifted by another maximum."""
-    e = ((scores - (scores * shift).max(-1, keepdim=True)) * power).exp()
-    return e / (e.sum(-1, keepdim=True) + more)
+def weights(scores: Tensor, power: float = 1, more: float = 0, largest: Any = None) -> Tensor:
+    """softmax(scores), or one in another base, with another sum or shifted otherwise."""
+    largest = scores.max(-1, keepdim=True) if largest is None else largest
+    e = ((scores - largest) * (power / np.log(2))).exp2()
+    total = e.sum(-1, keepdim=True)
+    return e / (total + more if more else total)
 
 
 def regrouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Six heads of scores, taken as two of three times as many queries."""
-    scores = (q.reshape(6, 4, 32) @ k[:1].transpose()).reshape(4, 6, S)
-    return softmax(scores) @ v
+    """Two heads of twelve queries, taken as four of six."""
+    scores = q.reshape(2, 2 * T, 32) @ k[:2].transpose()
+    return weights(scores.reshape(4, T, S)) @ v
 
 
 OTHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "over queries": lambda q, k, v: softmax(q @ k.transpose(), 1) @ v,
     "over heads": lambda q, k, v: softmax(q @ k.transpose(), 0) @ v,
-    "base 2": lambda q, k, v: weights(q @ k.transpose(), float(np.log(2))) @ v,
+    "base 2": lambda q, k, v: weights(q @ k.transpose(), np.log(2)) @ v,
     "another temperature": lambda q, k, v: weights(q @ k.transpose(), 0.5) @ v,
     "one added to the sum": lambda q, k, v: weights(q @ k.transpose(), more=1) @ v,
-    "another maximum": lambda q, k, v: weights(q @ k.transpose(), shift=2) @ v,
+    "another maximum": lambda q, k, v: (
+        weights(q @ k.transpose(), largest=(q @ k.transpose() * 2).max(-1, keepdim=True)) @ v
+    ),
+    "the maximum of all heads": lambda q, k, v: (
+        weights(q @ k.transpose(), largest=(q @ k.transpose()).max((0, 2), keepdim=True)) @ v
+    ),
     "over parts of the keys": lambda q, k, v: (
         softmax((q @ k.transpose()).reshape(4, T, 7, 10)).reshape(4, T, S) @ v
     ),
@@ -169,7 +176,7 @@ OTHERS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_only_looks_like_attention(name: str) -> None:
     q, k, v = empty(4, T, 32), empty(4, S, 32), empty(4, S, 32)
-    assert found(softmax(q @ k.transpose() * 0.2) @ v)
+    assert found(weights(q @ k.transpose() * 0.2) @ v)
     assert not found(OTHERS[name](q, k, v))
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from engine import Tensor
 
@@ -55,9 +57,14 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a checkpoint: its header, and how to make the lazy Tensor on a device."""
+    """One tensor of a checkpoint: its header, its bytes, and the lazy Tensor over them.
+
+    `raw()` gives (info.nbytes,) uint8: the values row by row, encoded as info.type says, mapped
+    where the file has them like that. `read(device)` gives the Tensor.
+    """
 
     info: TensorInfo
+    raw: Callable[[], np.ndarray]
     read: Callable[[str | None], Tensor]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +31,17 @@ def open_mapped(path: Path) -> mmap.mmap:
 
 def entry(path: Path, data: mmap.mmap, name: str, info: TensorInfo, offset: int) -> Entry:
     """The Entry of a tensor whose bytes lie at `offset` in `data`; the caller checked bounds."""
-    return Entry(info, partial(_read, path, data, name, info, offset))
+    raw = partial(np.frombuffer, data, np.uint8, info.nbytes, offset)
+    return decoded(path, name, info, raw)
+
+
+def decoded(path: Path, name: str, info: TensorInfo, raw: Callable[[], np.ndarray]) -> Entry:
+    """The Entry whose Tensor is what its type makes of its bytes."""
+    return Entry(info, raw, partial(_read, path, name, info, raw))
 
 
 def _read(
-    path: Path, data: mmap.mmap, name: str, info: TensorInfo, offset: int, device: str | None
+    path: Path, name: str, info: TensorInfo, raw: Callable[[], np.ndarray], device: str | None
 ) -> Tensor:
     decode = BY_NAME[info.type].decode
     if decode is None:
@@ -44,5 +51,4 @@ def _read(
             tensor=name,
             remedy=f"types that can be read: {', '.join(READABLE)}",
         )
-    raw = np.frombuffer(data, np.uint8, info.nbytes, offset)
-    return decode(raw, info.shape, device)
+    return decode(raw(), info.shape, device)

@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from weights.checkpoint import Checkpoint, Entry, WeightError
 
 if TYPE_CHECKING:
@@ -142,4 +144,9 @@ def _paired(checkpoint: Checkpoint, key: str, entry: Entry, n_heads: int) -> Ent
         problem, file = "its rows do not divide into heads", checkpoint.path
         expected = f"{n_heads} heads of an even number of rows"
         raise WeightError(problem, file=file, tensor=key, expected=expected, got=shape)
-    return Entry(entry.info, lambda device: pair_rows(entry.read(device), n_heads))
+
+    def raw() -> np.ndarray:
+        halves = entry.raw().reshape(n_heads, 2, shape[0] // n_heads // 2, -1)
+        return halves.swapaxes(1, 2).reshape(-1)
+
+    return Entry(entry.info, raw, lambda device: pair_rows(entry.read(device), n_heads))

@@ -59,7 +59,8 @@ def spelled(key: str, words: dict[str, str]) -> str:
 def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
     def entry(array: np.ndarray) -> Entry:
         info = TensorInfo(array.shape, "F32", array.nbytes)
-        return Entry(info, lambda device: Tensor.from_numpy(array, device="reference"))
+        raw = array.reshape(-1).view(np.uint8)
+        return Entry(info, lambda: raw, lambda device: Tensor.from_numpy(array, device="reference"))
 
     entries = {key: entry(array) for key, array in arrays.items()}
     return Checkpoint(Path("model"), "test", {}, entries)
@@ -90,6 +91,8 @@ def equal(renamed: Checkpoint, canonical: dict[str, np.ndarray]) -> None:
     check(renamed, CANONICAL)
     for key, array in canonical.items():
         np.testing.assert_array_equal(renamed[key].numpy(), array)
+        raw = renamed.entries[key].raw().view(np.float32)  # the same by the file's bytes
+        np.testing.assert_array_equal(raw.reshape(array.shape), array)
 
 
 def test_gguf_names_become_metas(canonical):

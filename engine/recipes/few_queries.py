@@ -1,34 +1,39 @@
 """Attention of a few queries in float32: the decoding step, which is bound by reading the cache.
 
-Keys and values are read where they lie, through their strides. A work-group takes one query through
-some hundred keys at a time; no score leaves it.
+Keys and values are read where they lie, through their strides, and once for all the query heads
+that share them. If there are fewer such groups than cores can divide evenly, the keys are split as
+well: each part gives its sums with their scale, and the parts are added up where they are used.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.recipes.attention import scores, softmax2, weighted
+from engine.recipes import few_queries_code as code
+from engine.recipes.attention import scores
 from engine.recipes.settings import Settings
 from engine.recipes.softmax import LOG2E, find_attention
 from engine.recipes.views import Operand, View, strided, view_of
 from engine.symbolic import Int, upper
 
-CHUNK = 512  # keys whose scores lie in scratch memory at once
 MOST = 64  # queries up to which this is the better way on any device
-AHEAD = 4096  # bytes of keys and of values that are fetched before they are needed
-WIDE = 4  # vectors of a value that are summed at once
+TOGETHER = 6  # query heads whose sums stay in registers
+EVEN = 4  # groups per core that balance without more ado
+PARTS = 8  # of the keys, at most
 
 
 @dataclass(frozen=True)
 class FewQueries:
-    """queries (batch, T, depth), scaled for powers of two; keys and values as views of buffers.
+    """queries (groups, T * heads, depth), scaled for powers of two; keys and values as views.
 
-    key_view (batch / heads, N, depth), value_view (batch / heads, N, width). Query i sees the first
-    i + visible keys, all if visible is None.
+    key_view (groups, N, depth), value_view (groups, N, width). Row r is at position i = r / heads,
+    which sees the first i + visible keys, all if visible is None. The result is (groups, T * heads,
+    width). If the keys are in `parts`, chunk by chunk in turns, it is (groups * parts, T * heads,
+    width + lanes): sums that aren't divided yet, then the largest score and the sum of the weights.
     """
 
     depth: int
@@ -40,12 +45,20 @@ class FewQueries:
     value_view: View
     lanes: int
     native: bool  # whether halves become floats by an instruction
-    strip: int = 1
-    block: int = 1
+    parts: int = 1
 
     @property
     def columns(self) -> int:
-        return self.width
+        return self.width + (self.lanes if self.parts > 1 else 0)
+
+    @property
+    def strip(self) -> int:
+        """Rows that are done together: they see the same keys."""
+        return max(n for n in range(1, TOGETHER + 1) if self.heads % n == 0)
+
+    @property
+    def block(self) -> int:
+        return self.strip
 
     @property
     def name(self) -> str:
@@ -53,15 +66,15 @@ class FewQueries:
         places = "_".join(map(str, (*self.key_view.strides, *self.value_view.strides)))
         places = places.replace("-", "m")
         kinds = "".join("h" if v.half else "f" for v in (self.key_view, self.value_view))
-        return f"attend{kinds}_{self.depth}_{self.width}_{self.heads}_{seen}_{places}"
+        sizes = f"{self.depth}_{self.width}_{self.heads}_{self.parts}"
+        return f"attend{kinds}_{sizes}_{seen}_{places}"
 
     @property
     def work(self) -> int:
-        """The scores, with room for a whole vector at their end."""
-        return (CHUNK + 16) * 4
+        return code.work(self)
 
     def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
-        return *queries.shape[:2], self.width
+        return queries.shape[0] * self.parts, queries.shape[1], self.columns
 
     def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
         visible = 0 if self.visible is None else self.visible
@@ -72,43 +85,140 @@ class FewQueries:
         return queries.shape[0] * queries.shape[1] * self.keys * (self.depth + self.width) * 2
 
     def meaning(self, queries: Node, keys: Node, values: Node) -> Node:
-        k, v = self.key_view.of(keys), g.permute(self.value_view.of(values), (0, 2, 1))
-        weights = softmax2(scores(queries, k, self.heads), self.visible)
-        return weighted(*weights, v, self.heads)
+        s = self._seen(scores(queries, self.key_view.of(keys), 1))  # (groups * parts, R, N)
+        batch, rows, n = s.shape
+        most = g.reduce(s, "max", (2,))
+        nothing = g.const(-float("inf"), dt.float32, most.shape)
+        some = g.binary(Op.CMPLT, nothing, most)
+        some = g.binary(Op.OR, some, g.binary(Op.CMPNE, most, most))
+        base = g.where(some, most, g.const(0.0, dt.float32, most.shape))
+        minus = g.binary(Op.MUL, base, g.const(-1.0, dt.float32, base.shape))
+        weights = g.unary(Op.EXP2, g.binary(Op.ADD, s, g.expand(minus, s.shape)))
+        total = g.reduce(weights, "add", (2,))
+        v = _repeated(self.value_view.of(values), self.parts)  # (groups * parts, N, width)
+        shape = (batch, rows, n, self.width)
+        w = g.expand(g.reshape(weights, (batch, rows, n, 1)), shape)
+        v = g.expand(g.reshape(v, (batch, 1, n, self.width)), shape)
+        sums = g.reshape(g.reduce(g.binary(Op.MUL, w, v), "add", (2,)), (batch, rows, self.width))
+        if self.parts == 1:
+            return g.binary(Op.MUL, sums, g.expand(g.unary(Op.RECIP, total), sums.shape))
+        return _beside(sums, most, total, self.columns)
+
+    def _seen(self, s: Node) -> Node:
+        """The scores of each part, -inf where a row doesn't see a key or it is another part's."""
+        groups, rows, n = s.shape
+        s = _repeated(s, self.parts)
+        key = g.expand(g.reshape(g.iota(n), (1, 1, n)), s.shape)
+        hidden = g.const(-float("inf"), dt.float32, s.shape)
+        if self.visible is not None:
+            query = g.binary(Op.IDIV, g.iota(rows), g.const(self.heads, dt.int32, (rows,)))
+            last = g.binary(Op.ADD, query, g.const(self.visible, dt.int32, (rows,)))
+            last = g.expand(g.reshape(last, (1, rows, 1)), s.shape)
+            s = g.where(g.binary(Op.CMPLT, key, last), s, hidden)
+        if self.parts > 1:
+            count = groups * self.parts
+            size, parts = (g.const(m, dt.int32, s.shape) for m in (code.CHUNK, self.parts))
+            mine = g.binary(Op.MOD, g.iota(count), g.const(self.parts, dt.int32, (count,)))
+            mine = g.expand(g.reshape(mine, (count, 1, 1)), s.shape)
+            other = g.binary(Op.CMPNE, g.binary(Op.MOD, g.binary(Op.IDIV, key, size), parts), mine)
+            s = g.where(other, hidden, s)
+        return s
 
     def source(self) -> tuple[str, ...]:
-        return (_helpers(self.lanes, self.native), _scores(self), _values(self), _source(self))
+        return code.source(self)
 
 
 def rewrite(node: Node, settings: Settings) -> Node | None:
     """An attention of few queries, if its values lie in rows."""
-    if node.op is not Op.REDUCE or not settings.target.is_cpu or settings.target.lanes < 4:
+    target = settings.target
+    if node.op is not Op.REDUCE or not target.is_cpu or target.lanes < 4:
         return None
     found = find_attention(node)
     if found is None or upper(found.queries.shape[1]) > MOST:
         return None
-    depth, width = found.queries.shape[2], found.values.shape[2]
-    if not isinstance(depth, int) or not isinstance(width, int):
+    batch, positions, depth = found.queries.shape
+    width, count = found.values.shape[2], found.keys.shape[1]
+    if not isinstance(depth, int) or not isinstance(width, int) or not isinstance(batch, int):
         return None
-    if not isinstance(found.queries.shape[0], int) or depth < 8 or width < settings.target.lanes:
+    if depth < 8 or width < target.lanes:
         return None
     keys = _keys(found.keys)
     values = view_of(found.values, lambda strides: strides[2] == 1)
+    heads, groups = found.heads, batch // found.heads
     scale = g.const(found.scale * LOG2E, dt.float32, found.queries.shape)
-    queries = g.packed(g.binary(Op.MUL, found.queries, scale))
-    spec = FewQueries(
-        depth,
-        width,
-        found.heads,
-        found.keys.shape[1],
-        found.visible,
-        keys.view,
-        values.view,
-        settings.target.lanes,
-        {"f16c", "avx512f"} <= settings.target.features and settings.target.lanes == 16,
+    queries = g.binary(Op.MUL, found.queries, scale)
+    queries = g.permute(g.reshape(queries, (groups, heads, positions, depth)), (0, 2, 1, 3))
+    queries = g.packed(g.reshape(queries, (groups, positions * heads, depth)))
+    alike = positions * heads if found.visible is None else heads  # rows that see the same keys
+    alike = alike if isinstance(alike, int) else heads
+    native = {"f16c", "avx512f"} <= target.features and target.lanes == 16
+    parts = (
+        _parts(groups, target.cores)
+        if alike == positions * heads and upper(count) > code.CHUNK
+        else 1
     )
-    operands = (queries, keys.base, values.base)
-    return found.product.restored(g.intrinsic(spec, operands))
+    seen = found.visible
+    views = keys.view, values.view
+    spec = FewQueries(depth, width, alike, count, seen, *views, target.lanes, native, parts)
+    made = g.intrinsic(spec, (queries, keys.base, values.base))
+    if parts > 1:
+        made = _added(g.packed(made), spec)
+    made = g.permute(g.reshape(made, (groups, positions, heads, width)), (0, 2, 1, 3))
+    return found.product.restored(g.reshape(made, (batch, positions, width)))
+
+
+def _parts(groups: int, cores: int) -> int:
+    """In how many parts the keys are done: as few as keep all cores at work for as long."""
+    for parts in range(1, PARTS):
+        if groups * parts % cores == 0 or groups * parts >= EVEN * cores:
+            return parts
+    return PARTS
+
+
+def _added(made: Node, spec: FewQueries) -> Node:
+    """The parts of each group, (groups * parts, R, columns), together: (groups, R, width)."""
+    batch, rows, columns = made.shape
+    made = g.reshape(made, (batch // spec.parts, spec.parts, rows, columns))
+    parts = [_piece(_piece(made, 1, i, 1), 3, 0, columns) for i in range(spec.parts)]
+    most = [_piece(p, 3, spec.width, 1) for p in parts]
+    largest = reduce(lambda a, b: g.binary(Op.MAX, a, b), most)
+    minus = g.binary(Op.MUL, largest, g.const(-1.0, dt.float32, largest.shape))
+    factors = [g.unary(Op.EXP2, g.binary(Op.ADD, m, minus)) for m in most]
+
+    def weighted(start: int, length: int) -> Node:
+        pieces = (_piece(p, 3, start, length) for p in parts)
+        terms = [g.binary(Op.MUL, x, g.expand(f, x.shape)) for x, f in zip(pieces, factors)]
+        return reduce(lambda a, b: g.binary(Op.ADD, a, b), terms)
+
+    sums, total = weighted(0, spec.width), weighted(spec.width + 1, 1)
+    made = g.binary(Op.MUL, sums, g.expand(g.unary(Op.RECIP, total), sums.shape))
+    return g.packed(g.reshape(made, (batch // spec.parts, rows, spec.width)))
+
+
+def _piece(x: Node, axis: int, start: int, length: int) -> Node:
+    ranges = [(0, n) for n in x.shape]
+    ranges[axis] = (start, start + length)
+    return g.shrink(x, tuple(ranges))
+
+
+def _repeated(x: Node, times: int) -> Node:
+    """(groups, …) -> (groups * times, …), each of the first axis's so many times in a row."""
+    groups, *rest = x.shape
+    x = g.expand(g.reshape(x, (groups, 1, *rest)), (groups, times, *rest))
+    return g.reshape(x, (groups * times, *rest))
+
+
+def _beside(sums: Node, most: Node, total: Node, columns: int) -> Node:
+    """Sums (B, R, width), then a column each of `most` and `total`, then zeros."""
+    batch, rows, width = sums.shape
+    shape = (batch, rows, columns)
+    at = g.expand(g.reshape(g.iota(columns), (1, 1, columns)), shape)
+    made = g.const(0.0, dt.float32, shape)
+    for end, column in ((width + 2, total), (width + 1, most)):
+        before = g.binary(Op.CMPLT, at, g.const(end, dt.int32, shape))
+        made = g.where(before, g.expand(column, shape), made)
+    sums = g.pad(sums, ((0, 0), (0, 0), (0, columns - width)))
+    return g.where(g.binary(Op.CMPLT, at, g.const(width, dt.int32, shape)), sums, made)
 
 
 def _keys(keys: Node) -> Operand:
@@ -120,223 +230,3 @@ def _keys(keys: Node) -> Operand:
         return view_of(keys, lambda strides: False)
     moved = g.packed(g.permute(keys, (0, 2, 1)))
     return strided(g.permute(moved, (0, 2, 1)))
-
-
-# --- the code --------------------------------------------------------------------------------
-
-
-def _helpers(lanes: int, native: bool) -> str:
-    """2**x to 2e-7 (NaN of NaN), and vectors that may start anywhere."""
-    if native:
-        halves = (
-            f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
-            f'"m"(*(__global const ushort{lanes}*)p)); return r;'
-        )
-        fetch = '__asm__ volatile("prefetcht2 (%0)" :: "r"(p));'
-    else:
-        fetch = ""
-        halves = f"return vload_half{lanes}(0, (__global const half*)p);"
-    f, i = f"float{lanes}", f"int{lanes}"
-    folds, width, name = [], lanes, "v"
-    while width > 1:
-        width //= 2
-        kind = f"float{width}" if width > 1 else "float"
-        folds.append(f"  const {kind} {name}{width} = OP({name}.lo, {name}.hi);")
-        name = f"{name}{width}"
-    body = "\n".join(folds)
-    highest = body.replace("OP(", "max(")
-    total = body.replace("OP(", "(").replace(", ", " + ")
-    return f"""
-typedef {f} zoo_loose __attribute__((aligned(4)));
-static inline void attend_fetch(__global const uchar* p) {{ {fetch} }}
-static inline {f} zoo_floats(__global const float* p) {{ return *(__global const zoo_loose*)p; }}
-static inline float zoo_float(__global const float* p) {{ return *p; }}
-static inline float zoo_half(__global const ushort* p) {{
-  return vload_half(0, (__global const half*)p);
-}}
-static inline {f} zoo_halves(__global const ushort* p) {{
-  {halves}
-}}
-static inline {f} zoo_power({f} x) {{
-  x = x < ({f})(-126.0f) ? ({f})(-126.0f) : x;
-  const {f} t = x + ({f})(12582912.0f);
-  const {i} n = as_{i}(t) << 23;
-  const {f} r = x - (t - ({f})(12582912.0f));
-  {f} p = r * 1.5403530e-4f + 1.3333558e-3f;
-  p = p * r + 9.6181291e-3f;
-  p = p * r + 5.5504109e-2f;
-  p = p * r + 2.4022651e-1f;
-  p = p * r + 6.9314718e-1f;
-  p = p * r + 1.0f;
-  return as_{f}(as_{i}(p) + n) + (x - x);
-}}
-static inline float zoo_max_lane({f} v) {{
-{highest}
-  return {name};
-}}
-static inline float zoo_add_lanes({f} v) {{
-{total}
-  return {name};
-}}"""
-
-
-def _scores(spec: FewQueries) -> str:
-    """s[j] = query . keys[j]."""
-    lanes, depth = spec.lanes, spec.depth
-    _, key, deep = spec.key_view.strides
-    memory, load, one = _reading(spec.key_view)
-    if key == 1:
-        body = _dots_of_columns(lanes, depth, deep, load)
-    else:
-        body = _dots_of_rows(lanes, depth, key, load, one, memory)
-    return f"""
-static void {spec.name}_scores(
-    float* s, __global const float* q, __global const {memory}* k, int count) {{
-  int j = 0;
-{body}
-  for (; j < count; j++) {{
-    float t = 0.0f;
-    for (int d = 0; d < {depth}; d++) t += q[d] * {one}(k + (long)j * {key} + d * {deep});
-    s[j] = t;
-  }}
-}}"""
-
-
-def _fetched(name: str, at: str, count: int, memory: str) -> str:
-    """Ask for the numbers that lie AHEAD bytes behind name + at: `count` of them, a line each."""
-    size = 2 if memory == "ushort" else 4
-    lines = range(AHEAD, AHEAD + count * size, 64)
-    start = f"(__global const uchar*)({name} + {at})"
-    return "{ " + " ".join(f"attend_fetch({start} + {line});" for line in lines) + " }"
-
-
-def _reading(view: View) -> tuple[str, str, str]:
-    """(type in memory, function that reads a vector, function that reads one) of an operand."""
-    return (
-        ("ushort", "zoo_halves", "zoo_half") if view.half else ("float", "zoo_floats", "zoo_float")
-    )
-
-
-def _dots_of_columns(lanes: int, depth: int, deep: int, load: str) -> str:
-    """Neighbouring keys lie side by side: each is a lane."""
-    f = f"float{lanes}"
-    return f"""  for (; j + {2 * lanes} <= count; j += {2 * lanes}) {{
-    {f} a = ({f})(0.0f), b = a;
-    for (int d = 0; d < {depth}; d++) {{
-      a += q[d] * {load}(k + j + (long)d * {deep});
-      b += q[d] * {load}(k + j + {lanes} + (long)d * {deep});
-    }}
-    *(zoo_loose*)(s + j) = a;
-    *(zoo_loose*)(s + j + {lanes}) = b;
-  }}"""
-
-
-def _dots_of_rows(lanes: int, depth: int, key: int, load: str, one: str, memory: str) -> str:
-    """As many keys as there are lanes: a vector of partial sums each, all folded in one tree."""
-    f, whole = f"float{lanes}", depth - depth % lanes
-    names = [f"x{i}" for i in range(lanes)]
-    lines = [f"{f} {x} = ({f})(0.0f);" for x in names]
-    fetched = _fetched("k", f"(long)(j + i) * {key}", depth, memory)
-    lines.append(f"for (int i = 0; i < {lanes}; i++) {fetched}")
-    for d in range(0, whole, lanes):
-        lines.append(f"const {f} q{d} = *(__global const zoo_loose*)(q + {d});")
-        lines += [
-            f"{x} += q{d} * {load}(k + (long)(j + {i}) * {key} + {d});" for i, x in enumerate(names)
-        ]
-    for d in range(whole, depth):
-        lines += [
-            f"{x}.s0 += q[{d}] * {one}(k + (long)(j + {i}) * {key} + {d});"
-            for i, x in enumerate(names)
-        ]
-    while len(names) > 1:
-        pairs = list(zip(names[::2], names[1::2]))
-        names = [f"{a}_" for a, _ in pairs]
-        lines += [
-            f"const {f} {c} = ({f})({a}.even + {a}.odd, {b}.even + {b}.odd);"
-            for c, (a, b) in zip(names, pairs)
-        ]
-    lines.append(f"*(zoo_loose*)(s + j) = {names[0]};")
-    body = "\n    ".join(lines)
-    return f"""  for (; j + {lanes} <= count; j += {lanes}) {{
-    {body}
-  }}"""
-
-
-def _values(spec: FewQueries) -> str:
-    """tile = tile * f + sum over j of s[j] * values[j]."""
-    lanes, width, key = spec.lanes, spec.width, spec.value_view.strides[1]
-    f, whole = f"float{lanes}", width - width % lanes
-    memory, load, one = _reading(spec.value_view)
-    parts = []
-    for at in range(0, whole, WIDE * lanes):
-        columns = list(range(at, min(at + WIDE * lanes, whole), lanes))
-        start = " ".join(f"{f} a{c} = *(zoo_loose*)(tile + {c}) * f;" for c in columns)
-        steps = " ".join(f"a{c} += s[j] * {load}(v + (long)j * {key} + {c});" for c in columns)
-        keep = " ".join(f"*(zoo_loose*)(tile + {c}) = a{c};" for c in columns)
-        fetched = _fetched("v", f"(long)j * {key} + {at}", len(columns) * lanes, memory)
-        parts.append(f"""  {{
-    {start}
-    for (int j = 0; j < count; j++) {{ {fetched} {steps} }}
-    {keep}
-  }}""")
-    if width % lanes:
-        parts.append(f"""  for (int c = {whole}; c < {width}; c++) {{
-    float a = tile[c] * f;
-    for (int j = 0; j < count; j++) a += s[j] * {one}(v + (long)j * {key} + c);
-    tile[c] = a;
-  }}""")
-    body = "\n".join(parts)
-    return f"""
-static void {spec.name}_values(
-    float* tile, const float* s, float f, __global const {memory}* v, int count) {{
-{body}
-}}"""
-
-
-def _source(spec: FewQueries) -> str:
-    f, lanes, width = f"float{spec.lanes}", spec.lanes, spec.width
-    group, key, _ = spec.key_view.strides
-    head, value, _ = spec.value_view.strides
-    last = "n" if spec.visible is None else "min(n, row + visible)"
-    kinds = [_reading(v)[0] for v in (spec.key_view, spec.value_view)]
-    given = (
-        f"__global const float* queries, __global const {kinds[0]}* keys, "
-        f"__global const {kinds[1]}* values, int batch, int row, int column"
-    )
-    sizes = "int m, int n, int visible, int key_offset, int value_offset"
-    return f"""
-static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{}}
-static void {spec.name}_end(void) {{}}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
-  float* const s = (float*)work;
-  __global const float* q = queries + ((long)batch * m + row) * {spec.depth};
-  __global const {kinds[0]}* k = keys + key_offset + (long)(batch / {spec.heads}) * {group};
-  __global const {kinds[1]}* v = values + value_offset + (long)(batch / {spec.heads}) * {head};
-  float most = -INFINITY, sum = 0.0f;
-  for (int c = 0; c < {width}; c++) tile[c] = 0.0f;
-  const int last = {last};
-  for (int i = 0; i < {AHEAD}; i += 64) {{
-    attend_fetch((__global const uchar*)k + i);
-    attend_fetch((__global const uchar*)v + i);
-  }}
-  for (int first = 0; first < last; first += {CHUNK}) {{
-    const int count = min({CHUNK}, last - first);
-    {spec.name}_scores(s, q, k + (long)first * {key}, count);
-    for (int j = count; j % {lanes} != 0; j++) s[j] = -INFINITY;
-    {f} a = ({f})(-INFINITY);
-    for (int j = 0; j < count; j += {lanes}) a = max(a, *(zoo_loose*)(s + j));
-    const float high = max(most, zoo_max_lane(a));
-    a = ({f})(0.0f);
-    for (int j = 0; j < count; j += {lanes}) {{
-      const {f} e = zoo_power(*(zoo_loose*)(s + j) - ({f})(high));
-      *(zoo_loose*)(s + j) = e;
-      a += e;
-    }}
-    const float f = first == 0 ? 0.0f : zoo_power(({f})(most - high)).s0;
-    {spec.name}_values(tile, s, f, v + (long)first * {value}, count);
-    most = high;
-    sum = sum * f + zoo_add_lanes(a);
-  }}
-  const float scale = 1.0f / sum;
-  for (int c = 0; c < {width}; c++) tile[c] *= scale;
-}}"""

@@ -9,6 +9,7 @@ weights relative to the largest score so far, where `meaning` has the largest of
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from engine import Tensor
 from engine import dtype as dt
 from engine.functional import attention, causal_mask, softmax
+from engine.graph import Op, toposort
 from engine.recipes import amx
 from engine.recipes.attention import Flash
 from engine.recipes.few_queries import FewQueries
@@ -198,6 +200,25 @@ def test_layouts(kind: type, name: str) -> None:
     inputs = [normal(*shape, number=i) for i, shape in enumerate(shapes)]
     answers = Recipe(function, precision)(*inputs)
     answers.used(*[kind] * len(answers.got)).close(*EXACT[kind])
+
+
+@pytest.mark.parametrize(("cores", "parts"), [(1, 1), (2, 2), (4, 4), (16, 8)])
+def test_keys_of_one_query_are_split_among_cores(
+    cores: int, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where some parts have no key at all; the result of each is divided only at the end."""
+    needed(FewQueries)
+    monkeypatch.setattr(cpu(), "target", replace(cpu().target, cores=cores))
+    keys, values = (
+        Tensor(random(3, 660, 40, number=i), device=cpu().name).cast(dt.float16).realize()
+        for i in (8, 9)
+    )
+    recipe = Recipe(lambda q, n: attention(q, keys[:, :n], values[:, :n]), "f32", n=(1, 660))
+    for n in (1, 63, 64, 65, 200, 660):
+        answers = recipe(normal(9, 1, 40), n=n).used(FewQueries)
+        answers.close(*EXACT[FewQueries])
+    (node,) = {n for k in answers.kernels for n in toposort([k.root]) if n.op is Op.INTRINSIC}
+    assert (node.arg.strip, node.arg.parts) == (3, parts)
 
 
 def test_computed_keys_and_values_of_symbolic_length() -> None:

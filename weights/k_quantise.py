@@ -16,7 +16,7 @@ _STEPS = 21  # candidates: the range of integers made from -1 to +1 longer
 
 
 def q4_k(x: np.ndarray) -> np.ndarray:
-    """(nb, 256) float32 -> (nb, 144) bytes: d, the minimum's scale, 8 scales and minima, nibbles."""
+    """(nb, 256) float32 -> (nb, 144) bytes: two units, 8 scales and minima in 6 bits, nibbles."""
     groups = np.ascontiguousarray(x.reshape(-1, 32).T)  # (32, 8 nb): a group is a column
     scale, minimum = (part.reshape(-1, 8) for part in _search(groups))  # (nb, 8)
     d, scales = _six_bits(scale)

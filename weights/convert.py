@@ -46,8 +46,8 @@ class Target:
     write: Callable[[Path, list[Stored], Checkpoint], None]
 
 
-def convert(
-    src: str | os.PathLike[str],
+def write_as(
+    source: Checkpoint,
     dst: str | os.PathLike[str],
     *,
     dtype: str | None = None,
@@ -56,7 +56,7 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write the checkpoint `src` (a path) to `dst`, whose suffix chooses the format.
+    """Write a checkpoint to `dst`, whose suffix chooses the format.
 
     `dtype` (f16, bf16, f32) is what floats become; without it they stay as they are, except that
     quantised ones become f16 where the format has no such type. `quantize` (q8_0, q4_0, q4_1,
@@ -64,12 +64,9 @@ def convert(
     does by default. `progress` is told the bytes written and those in all. WeightError for a file
     that can't be read, written or held by the format; `dst` is then as it was.
     """
-    from weights import load
-
-    src, dst = Path(src), Path(dst)
+    dst = Path(dst)
     target = target_of(dst)
     check_options(dst, dtype, quantize)
-    source = load(src, device="reference")
     if dst.exists() and is_mapped(dst):
         raise WeightError("it is what is being read", file=dst, remedy="write to another file")
     with whole_file(dst, force) as partial_path:

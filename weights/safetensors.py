@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from weights import config
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
 from weights.mapped import entry, open_mapped
 from weights.quant import BY_NAME
@@ -25,8 +26,13 @@ INDEX = "model.safetensors.index.json"
 
 
 def load(path: Path, device: str | None = None) -> Checkpoint:
-    """Open one safetensors file; WeightError, naming the file, for anything malformed."""
+    """Open one safetensors file; WeightError, naming the file, for anything malformed.
+
+    `.metadata` is the file's `__metadata__`, or in a file of ours the configuration in it.
+    """
     entries, metadata = _read_file(path)
+    if metadata.get("format") == config.FORMAT and isinstance(metadata.get("config"), str):
+        metadata = _json_object(path, metadata["config"].encode())
     return Checkpoint(path, "safetensors", metadata, entries, device)
 
 
@@ -36,8 +42,8 @@ def load_folder(path: Path, device: str | None = None) -> Checkpoint:
     Takes the shards that `model.safetensors.index.json` lists, or else `model.safetensors`, or
     else every `*.safetensors` file.
     """
-    config = path / "config.json"
-    metadata = _json_object(config, config.read_bytes()) if config.is_file() else {}
+    file = path / "config.json"
+    metadata = _json_object(file, file.read_bytes()) if file.is_file() else {}
     index = path / INDEX
     entries = _read_index(index) if index.is_file() else _read_all(path)
     return Checkpoint(path, "huggingface", metadata, entries, device)

@@ -140,6 +140,8 @@ FORMATS = (
     Format("TQ2_0", 35, 256, 66),
     Format("MXFP4", 39, 32, 17),
     Format("F64", 28, 1, 8),
+    Format("C64", None, 1, 8),
+    Format("C128", None, 1, 16),
     Format("F8_E4M3", None, 1, 1),
     Format("F8_E5M2", None, 1, 1),
 )

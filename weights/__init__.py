@@ -7,6 +7,7 @@ from pathlib import Path
 
 from weights import gguf, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
+from weights.convert import convert
 from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
 
@@ -17,6 +18,7 @@ __all__ = [
     "TensorInfo",
     "WeightError",
     "check",
+    "convert",
     "fetch",
     "load",
     "resolve",

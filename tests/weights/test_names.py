@@ -10,6 +10,7 @@ import pytest
 from engine import Tensor
 from weights import Params, WeightError, check, load, names
 from weights.checkpoint import Checkpoint, Entry, TensorInfo
+from weights.entries import from_raw
 
 HEADS, KV_HEADS, HEAD, DIM, HIDDEN, LAYERS = 4, 2, 6, 24, 10, 2  # fewer KV heads than heads
 
@@ -56,14 +57,14 @@ def spelled(key: str, words: dict[str, str]) -> str:
     return f"{words[layers]}.{number}.{words[rest]}.weight"
 
 
-def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
+def checkpoint(arrays: dict[str, np.ndarray], metadata: dict | None = None) -> Checkpoint:
     def entry(array: np.ndarray) -> Entry:
         info = TensorInfo(array.shape, "F32", array.nbytes)
         raw = array.reshape(-1).view(np.uint8)
         return Entry(info, lambda: raw, lambda device: Tensor.from_numpy(array, device="reference"))
 
     entries = {key: entry(array) for key, array in arrays.items()}
-    return Checkpoint(Path("model"), "test", {}, entries)
+    return Checkpoint(Path("model"), "test", metadata or {}, entries)
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def equal(renamed: Checkpoint, canonical: dict[str, np.ndarray]) -> None:
 
 def test_gguf_names_become_metas(canonical):
     arrays = {spelled(key, GGUF): w for key, w in canonical.items()}
-    arrays["rope_freqs.weight"] = np.ones(3, np.float32)
+    arrays["blk.0.attn_rot_embd.weight"] = np.ones(3, np.float32)
     equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
 
 
@@ -155,6 +156,80 @@ def test_foreign_checkpoint_and_indivisible_rows_are_errors():
         with pytest.raises(WeightError, match="its rows do not divide into heads"):
             arrays = {"model.embed_tokens.weight": zeros, key: zeros}
             names.llama(checkpoint(arrays), n_heads, 1)
+
+
+METADATA = {
+    "gguf": {
+        "general.architecture": "llama",
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+    },
+    "hf": {"model_type": "llama", "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
+    "meta": {"n_heads": HEADS, "n_kv_heads": KV_HEADS},
+}
+
+
+def in_layout(layout: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Canonical arrays as a file of another layout has them, biases too."""
+    words = {"gguf": GGUF, "hf": HF}.get(layout)
+    if words is None:
+        return arrays
+    return {spelled(k, words): in_hf_order(k, w) if layout == "hf" else w
+            for k, w in arrays.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", METADATA)
+@pytest.mark.parametrize("source", METADATA)
+def test_every_layout_becomes_every_other_bit_for_bit(source, target, canonical):
+    given = checkpoint(in_layout(source, canonical), METADATA[source])
+    assert names.recognise(given) == ("llama", source)
+    got, wanted = names.in_layout(given, target), in_layout(target, canonical)
+    assert got.metadata is given.metadata
+    assert sorted(got) == sorted(wanted)
+    for key, array in wanted.items():
+        assert got.info(key) == TensorInfo(array.shape, "F32", array.nbytes)
+        assert got.entries[key].raw().tobytes() == array.tobytes()
+        np.testing.assert_array_equal(got[key].numpy(), array)
+
+
+def test_rows_of_quantised_blocks_are_reordered_whole():
+    """Q8_0: 34 bytes hold 32 values of one row, whatever the order of the rows."""
+    raw = np.random.default_rng(0).integers(0, 256, (KV_HEADS * HEAD, 2 * 34), np.uint8)
+    info = TensorInfo((KV_HEADS * HEAD, 64), "Q8_0", raw.size)
+    entry = from_raw(info, lambda: raw.reshape(-1))
+    layer = {"layers.0.attention.wk.weight": entry, "tok_embeddings.weight": entry}
+    got = names.in_layout(Checkpoint(Path("m"), "test", METADATA["meta"], layer), "hf")
+    key = "model.layers.0.self_attn.k_proj.weight"
+    assert got.entries[key].raw().tobytes() == halves(raw, KV_HEADS).tobytes()
+    back = names.canonical(got).entries["layers.0.attention.wk.weight"]
+    assert back.raw().tobytes() == raw.tobytes()
+
+
+def test_scaling_factors_of_rotation_are_never_lost(canonical):
+    """A GGUF of Llama 3.2 has them as a tensor only: without it, long texts go wrong in silence."""
+    arrays = in_layout("gguf", canonical) | {"rope_freqs.weight": np.ones(3, np.float32)}
+    given = checkpoint(arrays, METADATA["gguf"])
+    for layout in names.LAYOUTS["llama"]:
+        assert "rope_freqs.weight" in names.in_layout(given, layout)
+
+
+def test_head_counts_that_no_metadata_names_are_asked_for(canonical):
+    arrays = in_layout("hf", canonical)
+    with pytest.raises(WeightError, match="model: the number of attention heads is not named"):
+        names.canonical(checkpoint(arrays, {"num_attention_heads": "4"}))
+    assert names.canonical(checkpoint(in_layout("gguf", canonical)))  # whose rows stay
+
+
+def test_other_architectures_are_not_taken_for_llama():
+    arrays = {"token_embd.weight": np.zeros((2, 2), np.float32)}
+    other = checkpoint(arrays, {"general.architecture": "gemma"})
+    assert names.recognise(other) is None
+    assert names.recognise(checkpoint(arrays)) == ("llama", "gguf")
+    with pytest.raises(WeightError, match="no name table knows it.*llama .meta, hf, gguf.") as e:
+        names.canonical(other)
+    assert "\n" not in str(e.value)
+    with pytest.raises(WeightError, match="llama has no layout 'ggml' .expected meta, hf, gguf"):
+        names.in_layout(checkpoint(arrays), "ggml")
 
 
 def test_real_model_has_exactly_the_canonical_keys(smollm2):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weights import gguf, safetensors
+from weights import ctranslate2, ggml, gguf, safetensors
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
@@ -27,7 +27,6 @@ _FOREIGN = (
     (b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint", "use its safetensors version"),
     (b"\x80", "a pickle, perhaps a PyTorch checkpoint", "use its safetensors version"),
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "run `git lfs pull`"),
-    (b"lmgg", "an old GGML file", "use the model's GGUF version"),
     (b"tjgg", "an old GGML file", "use the model's GGUF version"),
     (b"<", "a web page or XML", "fetch the model file itself"),
 )
@@ -41,6 +40,8 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
+        if ctranslate2.is_folder(path):
+            return ctranslate2.load_folder(path, device)
         return safetensors.load_folder(path, device)
     try:
         with open(path, "rb") as file:
@@ -50,6 +51,10 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
         raise WeightError(f"can't be read: {reason}", file=path) from None
     if head[:4] == gguf.MAGIC:
         return gguf.load(path, device)
+    if head[:4] == ggml.MAGIC:
+        return ggml.load(path, device)
+    if ctranslate2.looks_like(head):
+        return ctranslate2.load(path, device)
     if safetensors.looks_like(head, size):
         return safetensors.load(path, device)
     expected = "a GGUF or safetensors file, or a folder with *.safetensors"

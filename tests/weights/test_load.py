@@ -15,7 +15,7 @@ from weights import WeightError, load
         (b"PK\x03\x04rest", "a zip archive, perhaps a PyTorch checkpoint"),
         (b"\x80\x02}q\x00.", "a pickle, perhaps a PyTorch checkpoint"),
         (b"version https://git-lfs.github.com/spec/v1", "a Git LFS pointer"),
-        (b"lmgg\x01\x00\x00\x00", "an old GGML file"),
+        (b"tjgg\x01\x00\x00\x00", "an old GGML file"),
         (b"<!DOCTYPE html>", "a web page"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weights import gguf, pytorch, safetensors, zipped
+from weights import ctranslate2, ggml, gguf, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.convert import convert
 from weights.download import FetchError, fetch, resolve
@@ -28,7 +28,6 @@ __all__ = [
 _FOREIGN = (
     (b"sys_info\0", "a PyTorch file from before version 0.1.10", "save it again with a newer one"),
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "run `git lfs pull`"),
-    (b"lmgg", "an old GGML file", "use the model's GGUF version"),
     (b"tjgg", "an old GGML file", "use the model's GGUF version"),
     (b"<", "a web page or XML", "fetch the model file itself"),
 )
@@ -42,6 +41,8 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
     """
     path = Path(path)
     if path.is_dir():
+        if ctranslate2.is_folder(path):
+            return ctranslate2.load_folder(path, device)
         return safetensors.load_folder(path, device)
     try:
         with open(path, "rb") as file:
@@ -51,6 +52,10 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
         raise WeightError(f"can't be read: {reason}", file=path) from None
     if head[:4] == gguf.MAGIC:
         return gguf.load(path, device)
+    if head[:4] == ggml.MAGIC:
+        return ggml.load(path, device)
+    if ctranslate2.looks_like(head):
+        return ctranslate2.load(path, device)
     if safetensors.looks_like(head, size):
         return safetensors.load(path, device)
     if head[:4] == zipped.MAGIC or head[:1] == pytorch.PROTO:

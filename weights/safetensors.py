@@ -9,13 +9,13 @@ Source: the format's specification, github.com/huggingface/safetensors.
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
+from weights.jsonfile import as_object, parse, read_object
 from weights.mapped import entry, open_mapped
 from weights.quant import BY_NAME
 
@@ -37,7 +37,7 @@ def load_folder(path: Path, device: str | None = None) -> Checkpoint:
     else every `*.safetensors` file.
     """
     config = path / "config.json"
-    metadata = _json_object(config, config.read_bytes()) if config.is_file() else {}
+    metadata = read_object(config) if config.is_file() else {}
     index = path / INDEX
     entries = _read_index(index) if index.is_file() else _read_all(path)
     return Checkpoint(path, "huggingface", metadata, entries, device)
@@ -64,7 +64,7 @@ def _read_all(folder: Path) -> dict[str, Entry]:
 
 
 def _read_index(index: Path) -> dict[str, Entry]:
-    weight_map = _json_object(index, index.read_bytes()).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise WeightError("it has no weight_map", file=index)
     shards: dict[str, dict[str, Entry]] = {}
@@ -118,32 +118,7 @@ def _header(path: Path, data: mmap.mmap) -> dict[str, Any]:
         expected = f"at most {limit} bytes"
         remedy = "the file is cut short or not safetensors"
         raise WeightError(problem, file=path, expected=expected, got=length, remedy=remedy)
-    return _json_object(path, data[8 : 8 + length])
-
-
-def _json_object(path: Path, raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object that repeats no key; a file is not trusted."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            raise ValueError("a key appears twice")
-        return table
-
-    def number(digits: str) -> int:
-        if len(digits) > 20:  # more than 64 bits hold; int() is quadratic in the digits
-            raise ValueError("a number is too long")
-        return int(digits)
-
-    try:
-        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_int=number)
-    except RecursionError:
-        raise WeightError("its JSON is nested too deep", file=path) from None
-    except ValueError as error:
-        raise WeightError(f"its JSON can't be read: {error}", file=path) from None
-    if not isinstance(value, dict):
-        raise WeightError("its JSON is not an object", file=path)
-    return value
+    return as_object(path, parse(path, data[8 : 8 + length]))
 
 
 def _tensor_header(path: Path, name: str, row: Any) -> tuple[TensorInfo, int]:

@@ -14,7 +14,7 @@ from weights import WeightError, load
         (b"hello, world", "not a checkpoint"),
         (b"sys_info\0", "a PyTorch file from before version 0.1.10"),
         (b"version https://git-lfs.github.com/spec/v1", "a Git LFS pointer"),
-        (b"lmgg\x01\x00\x00\x00", "an old GGML file"),
+        (b"tjgg\x01\x00\x00\x00", "an old GGML file"),
         (b"<!DOCTYPE html>", "a web page"),
     ],
 )

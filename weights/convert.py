@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from weights import config, gguf_metadata, gguf_write, names, safetensors_write
+from weights import config, gguf_metadata, gguf_write, names, pytorch_write, safetensors_write
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
 from weights.mapped import give_back, is_mapped
 from weights.quant import BY_NAME, FORMATS, READABLE
@@ -202,6 +202,7 @@ def _counted(tensors: list[Stored], progress: Progress | None) -> list[Stored]:
     return [(name, info, partial(count, pieces)) for name, info, pieces in tensors]
 
 
+_PYTORCH = Target("PyTorch", pytorch_write.TYPES, lambda _, model: ({}, {}), pytorch_write.write)
 TARGETS = {
     ".safetensors": Target(
         "safetensors",
@@ -215,4 +216,6 @@ TARGETS = {
         gguf_metadata.for_gguf,
         gguf_write.write,
     ),
+    ".pt": _PYTORCH,
+    ".pth": _PYTORCH,
 }

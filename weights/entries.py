@@ -137,6 +137,12 @@ def scaled(entry: Entry, scale: Entry) -> Entry:
     return Entry(info, raw, read)
 
 
+def repeated(entry: Entry, count: int) -> Entry:
+    """One value, `count` times: shape (count,)."""
+    info = replace(entry.info, shape=(count,), nbytes=entry.info.nbytes * count)
+    return from_raw(info, lambda: np.tile(entry.raw(), count))
+
+
 def zeros_like(entry: Entry) -> Entry:
     """Zeros of the same plain type and shape."""
     return from_raw(entry.info, partial(np.zeros, entry.info.nbytes, np.uint8))

@@ -259,6 +259,8 @@ FORMATS = (
     Format("F64", 28, 1, 8, doubles),
     Format("F8_E4M3", None, 1, 1, eight_bits(f8_e4m3)),
     Format("F8_E5M2", None, 1, 1, eight_bits(f8_e5m2)),
+    Format("C64", None, 1, 8),
+    Format("C128", None, 1, 16),
 )
 BY_NAME = {f.name: f for f in FORMATS}
 BY_GGML = {f.ggml: f for f in FORMATS if f.ggml is not None}

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from weights.checkpoint import Checkpoint, WeightError
 from weights.names import llama as _llama
+from weights.names import whisper
 from weights.names.table import translate
 
 __all__ = ["LAYOUTS", "canonical", "in_layout", "llama", "recognise"]
 
 # Per model: its module, and which of its layouts is the canonical one.
-_MODELS = {"llama": (_llama, "meta")}
+_MODELS = {"llama": (_llama, "meta"), "whisper": (whisper, "openai")}
 LAYOUTS = {model: tuple(module.LAYOUTS) for model, (module, _) in _MODELS.items()}
 
 
@@ -36,7 +37,7 @@ def canonical(checkpoint: Checkpoint) -> Checkpoint:
     if found is None:
         expected = "; ".join(f"{model} ({', '.join(of)})" for model, of in LAYOUTS.items())
         raise WeightError("no name table knows it", file=checkpoint.path, expected=expected)
-    return _translate(checkpoint, *found, to_ours=True)
+    return _MODELS[found[0]][0].canonical(checkpoint, found[1])
 
 
 def in_layout(checkpoint: Checkpoint, layout: str) -> Checkpoint:
@@ -50,13 +51,7 @@ def in_layout(checkpoint: Checkpoint, layout: str) -> Checkpoint:
     if layout not in module.LAYOUTS:
         problem, expected = f"{model} has no layout '{layout}'", ", ".join(module.LAYOUTS)
         raise WeightError(problem, file=checkpoint.path, expected=expected)
-    return ours if layout == reference else _translate(ours, model, layout, to_ours=False)
-
-
-def _translate(checkpoint: Checkpoint, model: str, layout: str, to_ours: bool) -> Checkpoint:
-    table = _MODELS[model][0].LAYOUTS[layout]
-    counts = _llama.counts(checkpoint) if (model, layout) == ("llama", "hf") else None
-    return translate(checkpoint, table, to_ours, counts)
+    return ours if layout == reference else module.in_layout(ours, layout)
 
 
 def llama(checkpoint: Checkpoint, n_heads: int, n_kv_heads: int) -> Checkpoint:

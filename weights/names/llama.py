@@ -7,7 +7,7 @@ from typing import Any
 
 from weights import entries
 from weights.checkpoint import Checkpoint, Entry, WeightError
-from weights.names.table import Change, Counts, Layout, Row, identity
+from weights.names.table import Change, Counts, Layout, Row, identity, translate
 
 _ARCHITECTURES = ("llama", "mistral")
 
@@ -96,6 +96,20 @@ MARKERS = {
     "model.embed_tokens.weight": "hf",
     "tok_embeddings.weight": "meta",
 }
+
+
+def canonical(checkpoint: Checkpoint, layout: str) -> Checkpoint:
+    """The checkpoint in Meta's layout; only Hugging Face's needs the metadata's head counts."""
+    return translate(checkpoint, LAYOUTS[layout], True, _counts_for(checkpoint, layout))
+
+
+def in_layout(ours: Checkpoint, layout: str) -> Checkpoint:
+    """The inverse of `canonical`."""
+    return translate(ours, LAYOUTS[layout], False, _counts_for(ours, layout))
+
+
+def _counts_for(checkpoint: Checkpoint, layout: str) -> dict[str, int]:
+    return counts(checkpoint) if layout == "hf" else {}
 
 
 def recognise(checkpoint: Checkpoint) -> str | None:

@@ -1,10 +1,10 @@
 """Name tables: rows of two templates, read in either direction by one function.
 
 A row pairs a canonical name with that of another layout. In a template `{n}` and `{m}` stand for
-a number, `{p}` for `weight` or `bias`, `{s}` for these or `weight_scale`; all else is literal, and
-a template matches whole keys only. Where one side of a row is a tuple, several tensors there
-are one here, joined along their rows; None in it is a tensor that the layout does without: it is
-left out in one direction and zeros in the other.
+a number, `{p}` for `weight` or `bias`, `{w}` for `weight` or `weight_scale`, `{s}` for any of the
+three; all else is literal, and a template matches whole keys only. Where one side of a row is a
+tuple, several tensors there are one here, joined along their rows; None in it is a tensor that
+the layout does without: it is left out in one direction and zeros in the other.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _FIELDS = {
     "n": re.compile("0|[1-9][0-9]{0,5}"),
     "m": re.compile("0|[1-9][0-9]{0,5}"),
     "p": re.compile("weight|bias"),
+    "w": re.compile("weight|weight_scale"),
     "s": re.compile("weight|bias|weight_scale"),
 }
 
@@ -184,7 +185,7 @@ def _index(
 
 def _cut_template(template: str) -> tuple[str, tuple[str, ...]]:
     """`_cut` of a template; a field is kept as `{n}`."""
-    example = {"n": "0", "m": "0", "p": "weight", "s": "weight"}
+    example = {"n": "0", "m": "0", "p": "weight", "w": "weight", "s": "weight"}
     words, _ = _cut(template.format(**example))
     holes = re.findall(r"\{\w\}|[0-9]+|(?:weight_scale|weight|bias)\Z", template)
     return words, tuple(holes if words.endswith("*") else [*holes, ""])

@@ -1,8 +1,9 @@
 """A checkpoint's configuration and tokenizer, wherever its format keeps them.
 
-A safetensors file of ours carries both in its `__metadata__`: `config` is the JSON of what the
-source had as metadata, with the files of its tokenizer under `tokenizer_files` (text, or base64
-for those that are none). `Checkpoint.metadata` is then that object.
+A file that `convert` wrote carries both: what the source had as metadata, with the files of its
+tokenizer under `tokenizer_files` (text, or base64 for those that are none). That is what
+`Checkpoint.metadata` is again; safetensors has it as JSON under `config` in `__metadata__`,
+PyTorch files beside `model_state_dict`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,21 @@ FILES = "tokenizer_files"
 _BINARY = ("tokenizer.model",)
 
 
-def carried(checkpoint: Checkpoint) -> dict[str, str]:
-    """Configuration and tokenizer as the `__metadata__` of a safetensors file."""
+def gathered(checkpoint: Checkpoint) -> dict[str, Any]:
+    """A checkpoint's metadata as plain values, with the files of its tokenizer if it has any."""
     config = _plain(checkpoint.metadata)
     if FILES not in config and "general.architecture" not in config:
         files = tokenizer_files(checkpoint)
         files.pop("config.json", None)
         if files:
             config[FILES] = {name: _text(name, raw) for name, raw in files.items()}
-    return {"format": FORMAT, "config": json.dumps(config, ensure_ascii=False)}
+    return config
+
+
+def carried(checkpoint: Checkpoint) -> dict[str, str]:
+    """The same as the `__metadata__` of a safetensors file."""
+    config = json.dumps(gathered(checkpoint), ensure_ascii=False)
+    return {"format": FORMAT, "config": config}
 
 
 def tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:

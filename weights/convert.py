@@ -202,7 +202,12 @@ def _counted(tensors: list[Stored], progress: Progress | None) -> list[Stored]:
     return [(name, info, partial(count, pieces)) for name, info, pieces in tensors]
 
 
-_PYTORCH = Target("PyTorch", pytorch_write.TYPES, lambda _, model: ({}, {}), pytorch_write.write)
+_PYTORCH = Target(
+    "PyTorch",
+    pytorch_write.TYPES,
+    lambda checkpoint, model: (config.gathered(checkpoint), {}),
+    pytorch_write.write,
+)
 TARGETS = {
     ".safetensors": Target(
         "safetensors",

@@ -24,6 +24,7 @@ DTYPES = ("auto", "f32")
 _GGUF_ARCHITECTURES = ("llama",)
 _HF_TYPES = ("llama", "mistral")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # organisation/repository
+_EMBEDDINGS = ("token_embd.weight", "tok_embeddings.weight", "model.embed_tokens.weight")
 _LARGEST = 1 << 24  # of any one size: keeps made-up numbers out of the arithmetic
 
 
@@ -134,7 +135,7 @@ def _from_gguf(fields: _Fields) -> dict[str, Any]:
         "n_kv_heads": fields.integer(f"{prefix}attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_dim": fields.integer(f"{prefix}feed_forward_length"),
-        "vocab_size": fields.rows("token_embd.weight", "tok_embeddings.weight"),
+        "vocab_size": fields.rows(*_EMBEDDINGS),
         "norm_eps": fields.number(f"{prefix}attention.layer_norm_rms_epsilon"),
         "rope_theta": fields.number(f"{prefix}rope.freq_base", 10000.0),
         "max_context": fields.integer(f"{prefix}context_length"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weights import ctranslate2, ggml, gguf, safetensors
+from weights import ctranslate2, diffusers, ggml, gguf, safetensors
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
@@ -42,6 +42,8 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
     if path.is_dir():
         if ctranslate2.is_folder(path):
             return ctranslate2.load_folder(path, device)
+        if diffusers.is_folder(path):
+            return diffusers.load(path, load, device)
         return safetensors.load_folder(path, device)
     try:
         with open(path, "rb") as file:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
-from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
+from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
 from weights.jsonfile import as_object, parse, read_object
 from weights.mapped import entry, open_mapped
 from weights.quant import BY_NAME
+from weights.shards import read_index
 
 MAX_HEADER = 100_000_000  # bytes; the specification's own limit
 MAX_DIMS = 16
@@ -39,7 +40,9 @@ def load_folder(path: Path, device: str | None = None) -> Checkpoint:
     config = path / "config.json"
     metadata = read_object(config) if config.is_file() else {}
     index = path / INDEX
-    entries = _read_index(index) if index.is_file() else _read_all(path)
+    entries = (
+        read_index(index, lambda file: _read_file(file)[0]) if index.is_file() else _read_all(path)
+    )
     return Checkpoint(path, "huggingface", metadata, entries, device)
 
 
@@ -61,35 +64,6 @@ def _read_all(folder: Path) -> dict[str, Entry]:
             raise WeightError("another file of the folder has it too", file=file, tensor=min(both))
         entries |= found
     return entries
-
-
-def _read_index(index: Path) -> dict[str, Entry]:
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightError("it has no weight_map", file=index)
-    shards: dict[str, dict[str, Entry]] = {}
-    entries: dict[str, Entry] = {}
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not _is_bare(name):
-            problem = "the index points outside its folder"
-            raise WeightError(problem, file=index, tensor=tensor, got=name)
-        if name not in shards:
-            shard = index.parent / name
-            if not shard.is_file():
-                remedy = f"fetch {printable(name)} again"
-                raise WeightError("a shard is missing", file=shard, tensor=tensor, remedy=remedy)
-            shards[name], _ = _read_file(shard)
-        if tensor not in shards[name]:
-            problem = f"the index says it is in {printable(name)}, which has no such tensor"
-            raise WeightError(problem, file=index, tensor=tensor)
-        entries[tensor] = shards[name][tensor]
-    return entries
-
-
-def _is_bare(name: str) -> bool:
-    """Whether `name` is a plain file name on every system: no folder, no drive, no `..`."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    return name not in ("", ".", "..") and "\0" not in name and posix.name == windows.name == name
 
 
 def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weights import ctranslate2, diffusers, ggml, gguf, safetensors
+from weights import ctranslate2, diffusers, ggml, gguf, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
+from weights.convert import convert
 from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
 
@@ -17,6 +18,7 @@ __all__ = [
     "TensorInfo",
     "WeightError",
     "check",
+    "convert",
     "fetch",
     "load",
     "resolve",
@@ -24,8 +26,7 @@ __all__ = [
 
 # The first bytes of files that people do have, and what to do with them.
 _FOREIGN = (
-    (b"PK\x03\x04", "a zip archive, perhaps a PyTorch checkpoint", "use its safetensors version"),
-    (b"\x80", "a pickle, perhaps a PyTorch checkpoint", "use its safetensors version"),
+    (b"sys_info\0", "a PyTorch file from before version 0.1.10", "save it again with a newer one"),
     (b"version https://git-lfs", "a Git LFS pointer, not the model", "run `git lfs pull`"),
     (b"tjgg", "an old GGML file", "use the model's GGUF version"),
     (b"<", "a web page or XML", "fetch the model file itself"),
@@ -33,7 +34,7 @@ _FOREIGN = (
 
 
 def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
-    """Open a GGUF file, a safetensors file or a Hugging Face folder, told apart by content.
+    """Open a GGUF, safetensors or PyTorch file or a Hugging Face folder, told apart by content.
 
     Only headers are read. `device` is where the tensors will live (None: the default device).
     WeightError, naming the file, when it is none of these or is damaged.
@@ -59,7 +60,9 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
         return ctranslate2.load(path, device)
     if safetensors.looks_like(head, size):
         return safetensors.load(path, device)
-    expected = "a GGUF or safetensors file, or a folder with *.safetensors"
+    if head[:4] == zipped.MAGIC or head[:1] == pytorch.PROTO:
+        return pytorch.load(path, device)
+    expected = "a GGUF, safetensors or PyTorch file, or a folder of them"
     for magic, what, remedy in _FOREIGN:
         if head.startswith(magic):
             raise WeightError(f"it is {what}", file=path, expected=expected, remedy=remedy)

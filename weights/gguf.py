@@ -21,14 +21,14 @@ from weights.mapped import entry, open_mapped
 from weights.quant import BY_GGML
 
 MAGIC = b"GGUF"
-_SCALARS = {
+SCALARS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
     6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
-_SCALARS = {number: np.dtype(name) for number, name in _SCALARS.items()}
-_STRING, _ARRAY = 8, 9
+SCALARS = {number: np.dtype(name) for number, name in SCALARS.items()}
+STRING, ARRAY = 8, 9
 _MAX_NESTING = 4  # arrays within arrays; no known file nests at all
-_MAX_DIMS = 4  # ggml's own limit
+MAX_DIMS = 4  # ggml's own limit
 _MAX_NAME = 65535  # bytes of a key; the specification's own limit
 _MAX_BLOCKS = 1024  # layers that a file with fewer tensors may still claim (vocabulary-only files)
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
@@ -60,6 +60,10 @@ class Metadata(Mapping[str, Any]):
         if key not in self._values:
             self._values[key] = self._reader.value(key, *self._slots[key])
         return self._values[key]
+
+    def typed(self, key: str) -> Any:
+        """The value with its type: numbers as NumPy has them, for a file to be written."""
+        return self._reader.value(key, *self._slots[key], typed=True)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._slots)
@@ -151,21 +155,21 @@ class _Reader:
     def skip(self, key: str, kind: int, depth: int = 0) -> None:
         """Move the cursor past one value, checking its structure but decoding nothing."""
         what = f"metadata '{printable(key)}'"
-        if kind in _SCALARS:
-            self.need(_SCALARS[kind].itemsize, what)
-            self.pos += _SCALARS[kind].itemsize
-        elif kind == _STRING:
+        if kind in SCALARS:
+            self.need(SCALARS[kind].itemsize, what)
+            self.pos += SCALARS[kind].itemsize
+        elif kind == STRING:
             self.skip_strings(1, what)
-        elif kind != _ARRAY:
+        elif kind != ARRAY:
             self.fail(f"{what} has an unknown value type", expected="0 to 12", got=kind)
         elif depth == _MAX_NESTING:
             self.fail(f"{what} nests arrays deeper than {_MAX_NESTING}")
         else:
             inner, count = self.u32(what), self.u64(what)
-            if inner in _SCALARS:
-                self.need(count * _SCALARS[inner].itemsize, what)
-                self.pos += count * _SCALARS[inner].itemsize
-            elif inner == _STRING:
+            if inner in SCALARS:
+                self.need(count * SCALARS[inner].itemsize, what)
+                self.pos += count * SCALARS[inner].itemsize
+            elif inner == STRING:
                 self.skip_strings(count, what)
             else:
                 self.need(count * 12, what)
@@ -185,27 +189,30 @@ class _Reader:
             self.fail(f"a string of {what} runs past the end of the file")
         self.pos = pos
 
-    def value(self, key: str, kind: int, pos: int) -> Any:
-        """Decode the value at `pos`, which `skip` has checked; arrays become lists."""
-        self.pos = pos
-        return self.decode(kind, f"metadata '{printable(key)}'")
+    def value(self, key: str, kind: int, pos: int, typed: bool = False) -> Any:
+        """Decode the value at `pos`, which `skip` has checked; arrays become lists.
 
-    def decode(self, kind: int, what: str) -> Any:
-        if kind in _SCALARS:
-            return self.numbers(kind, 1)[0]
-        if kind == _STRING:
+        `typed` leaves numbers as NumPy scalars and arrays.
+        """
+        self.pos = pos
+        return self.decode(kind, f"metadata '{printable(key)}'", typed)
+
+    def decode(self, kind: int, what: str, typed: bool) -> Any:
+        if kind in SCALARS:
+            return self.numbers(kind, 1, typed)[0]
+        if kind == STRING:
             return self.string(what)
         inner, count = self.u32(what), self.u64(what)
-        if inner in _SCALARS:
-            return self.numbers(inner, count)
-        if inner == _STRING:
+        if inner in SCALARS:
+            return self.numbers(inner, count, typed)
+        if inner == STRING:
             return self.strings(count, what)
-        return [self.decode(inner, what) for _ in range(count)]
+        return [self.decode(inner, what, typed) for _ in range(count)]
 
-    def numbers(self, kind: int, count: int) -> list:
-        values = np.frombuffer(self.data, _SCALARS[kind], count, self.pos)
+    def numbers(self, kind: int, count: int, typed: bool) -> list | np.ndarray:
+        values = np.frombuffer(self.data, SCALARS[kind], count, self.pos)
         self.pos += values.nbytes
-        return values.tolist()
+        return values if typed else values.tolist()
 
     def strings(self, count: int, what: str) -> list[str]:
         data, pos, unpack, out = self.data, self.pos, _U64.unpack_from, []
@@ -231,8 +238,8 @@ class _Reader:
 
     def tensor_header(self, name: str) -> tuple[TensorInfo, int]:
         n_dims = self.u32("a tensor header")
-        if n_dims > _MAX_DIMS:
-            self.fail("too many axes", tensor=name, expected=f"at most {_MAX_DIMS}", got=n_dims)
+        if n_dims > MAX_DIMS:
+            self.fail("too many axes", tensor=name, expected=f"at most {MAX_DIMS}", got=n_dims)
         shape = tuple(self.u64("a tensor header") for _ in range(n_dims))[::-1]
         if 0 in shape:
             self.fail("an axis has length 0", tensor=name, got=shape)

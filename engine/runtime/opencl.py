@@ -198,7 +198,8 @@ def _pages(nbytes: int, large: bool) -> np.ndarray:
     if not large or not hasattr(mmap, "MADV_HUGEPAGE"):
         array, page = np.zeros(nbytes + PAGE, np.uint8), PAGE
     else:
-        mapped, page = mmap.mmap(-1, nbytes + LARGE), LARGE
+        private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory gets no large pages
+        mapped, page = mmap.mmap(-1, nbytes + LARGE, private), LARGE
         with suppress(OSError):  # a kernel without them
             mapped.madvise(mmap.MADV_HUGEPAGE)
         array = np.frombuffer(mapped, np.uint8)

@@ -220,6 +220,27 @@ def test_a_part_keeps_the_whole_alive() -> None:
     assert done.stdout.split() == [str(7 * 4096)]
 
 
+@LINUX
+def test_large_pages_are_asked_for_where_the_kernel_can_give_them() -> None:
+    """It gives none to shared memory by default, whatever it was asked."""
+    device = cpu()
+    handle = device.allocate(5 << 21, large_pages=True)
+    area = Path("/proc/self/smaps").read_text().splitlines()
+    inside = flags = None
+    for line in area:
+        start, dash, rest = line.partition(" ")[0].partition("-")
+        if dash and all(c in "0123456789abcdef" for c in start + rest):
+            inside = int(start, 16) <= handle.address < int(rest, 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line.split()[1:]
+    assert flags is not None, "the memory is in no mapping"
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        pytest.skip("a kernel without large pages")
+    assert "hg" in flags, flags
+    assert "sh" not in flags, flags
+    assert handle.address % (1 << 21) == 0
+
+
 @each_device
 def test_many_unread_results_stay_right(device: str) -> None:
     values = np.arange(100, dtype=np.float32)

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from engine import Tensor, program
-from engine.runtime import Step, persistent
+from engine.runtime import Step
+from engine.runtime.runs import plan_runs
 from tests.engine.kernels import cpu
 from tests.engine.process import output, script
 
@@ -26,10 +27,10 @@ NETWORK = """
         print("gpu")
         sys.exit()
     r = np.random.default_rng(0)
-    w = [r.integers(-1, 2, (96, 96)).astype(np.float32) for _ in range(6)]
+    w = [r.integers(-1, 2, (256, 256)).astype(np.float32) for _ in range(6)]
     weights = [Tensor.from_numpy(a, "opencl") for a in w]
-    state = Tensor.zeros(8, 96, device="opencl").contiguous().realize()
-    seen = np.zeros((8, 96), np.float32)
+    state = Tensor.zeros(8, 256, device="opencl").contiguous().realize()
+    seen = np.zeros((8, 256), np.float32)
 
     def network(x, row):
         for a in weights:
@@ -48,11 +49,15 @@ NETWORK = """
     def replay(times):
         step = program(network, row=(0, 7))
         for i in range(times):
-            x = r.integers(-3, 4, (4, 96)).astype(np.float32)
+            x = r.integers(-3, 4, (4, 256)).astype(np.float32)
             y, sums = step(Tensor(x, device="opencl"), row=i % 8)
             a, b = expected(x, i % 8)
             np.testing.assert_array_equal(y.numpy(), a, f"replay {i}")
             np.testing.assert_array_equal(sums.numpy(), b, f"replay {i}")
+        (capture,) = step.captures.values()
+        runs = capture.prepared.replay.runs
+        if device.target.cores > 1:  # or nobody would have waited for anybody
+            assert sum(run.lanes > 1 for run in runs) >= 6, runs
         print("right")
 """
 
@@ -88,13 +93,13 @@ def test_replays_under_load_stay_right() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"])
             for _ in range(device.target.cores)]
     try:
-        replay(300)
+        replay(2000)
     finally:
         for p in busy:
             p.kill()
             p.wait()
     """,
-        timeout=120,
+        timeout=300,
     )
 
 
@@ -124,7 +129,7 @@ def test_many_programs_take_turns() -> None:
 
 
 def test_a_wait_that_takes_too_long_is_an_error_in_one_line() -> None:
-    """Groups that someone took and never finished: waiting for them must fail, not hang."""
+    """A run that someone claimed and never finished: waiting for it must fail, not hang."""
     code = """
     import sys
     from dataclasses import replace
@@ -138,8 +143,8 @@ def test_a_wait_that_takes_too_long_is_an_error_in_one_line() -> None:
         sys.exit()
     device.target = replace(device.target, cores=2)  # one worker alone never waits
     step = program(lambda x: ((x * 2).contiguous() + 1).sum())
-    x = Tensor(np.ones((64, 64), np.float32), device="opencl")
-    assert step(x).item() == 3 * 64 * 64
+    x = Tensor(np.ones((512, 512), np.float32), device="opencl")
+    assert step(x).item() == 3 * 512 * 512
 
     class Kept:
         def __setitem__(self, key, value):
@@ -147,8 +152,8 @@ def test_a_wait_that_takes_too_long_is_an_error_in_one_line() -> None:
 
     (capture,) = step.captures.values()
     replay = capture.prepared.replay
-    replay.taken[0] = 1 << 20
-    replay.taken = Kept()
+    replay.claimed[persistent.LINE] = 1  # the second lane's first run: somebody's
+    replay.claimed = Kept()
     try:
         step(x)
     except DeviceError as error:
@@ -179,7 +184,7 @@ def test_a_program_works_again_after_it_failed() -> None:
     assert output(code) in (["True"], ["skip"])
 
 
-# --- the table: which steps wait -------------------------------------------------------------
+# --- the runs: which steps wait, and for whom ------------------------------------------------
 
 
 class _Piece:
@@ -187,40 +192,67 @@ class _Piece:
         self.address = address
 
 
-def _step(written: int, *read: int) -> Step:
+def _step(written: int, *read: int, work: int = 1 << 20) -> Step:
     places = (written, *read)
-    return Step(None, [_Piece(64 * p) for p in places], 1, "", (), (64,) * len(places))
+    pieces = [_Piece(64 * p) for p in places]
+    return Step(None, pieces, 8, "", (), (64,) * len(places), flops=work)
+
+
+def needs(*steps: Step) -> list[list[int]]:
+    """Of each run of two workers: how many runs of each must be done before."""
+    return [run.needs.tolist() for run in plan_runs(steps, 2)]
 
 
 @pytest.mark.parametrize(
-    ("step", "earlier", "waits"),
+    ("earlier", "step"),
     [
-        (_step(2, 1), _step(1, 0), True),  # reads what was written
-        (_step(1, 2), _step(1, 0), True),  # writes the same place
-        (_step(0, 2), _step(1, 0), True),  # writes what is still being read
-        (_step(2, 0), _step(1, 0), False),  # both only read it
-        (_step(3, 2), _step(1, 0), False),
+        (_step(1, 0), _step(2, 1)),  # reads what was written
+        (_step(1, 0), _step(1, 2)),  # writes the same place
+        (_step(1, 0), _step(0, 2)),  # writes what is still being read
     ],
 )
-def test_a_step_waits_for_those_it_depends_on(step: Step, earlier: Step, waits: bool) -> None:
-    assert persistent._depends(step, earlier) is waits
+def test_a_step_waits_for_those_it_depends_on(earlier: Step, step: Step) -> None:
+    assert needs(earlier, step) == [[0, 0], [1, 1]]
+
+
+@pytest.mark.parametrize(
+    ("earlier", "step"), [(_step(1, 0), _step(2, 0)), (_step(1, 0), _step(3, 2))]
+)
+def test_steps_that_share_nothing_written_are_one_run(earlier: Step, step: Step) -> None:
+    assert needs(earlier, step) == [[0, 0]]
+
+
+def test_a_chain_of_small_steps_is_one_run_of_one_lane() -> None:
+    large, small = _step(1, 0), [_step(n + 1, n, work=9) for n in (1, 2, 3)]
+    first, chain, last = plan_runs([large, *small, _step(9, 4)], 2)
+    assert (chain.first, chain.end, chain.lanes) == (1, 4, 1)
+    assert chain.needs.tolist() == [0, 1]  # lane 0 did its own share of the large step itself
+    assert (last.lanes, last.needs.tolist()) == (2, [2, 0])  # both wait for lane 0 alone
+
+
+def test_overlapping_pieces_of_any_size_wait() -> None:
+    whole = Step(None, [_Piece(0)], 8, "", (), (1 << 20,), flops=1 << 20)
+    part = Step(None, [_Piece(1 << 21), _Piece(4096)], 8, "", (), (64, 64), flops=1 << 20)
+    beyond = Step(None, [_Piece(1 << 22), _Piece(1 << 20)], 8, "", (), (64, 64), flops=1 << 20)
+    assert needs(whole, part) == [[0, 0], [1, 1]]
+    assert needs(whole, beyond) == [[0, 0]]
 
 
 def test_independent_steps_wait_once_together() -> None:
     """q, k and v need no wait between them; what reads all three waits for all three."""
     device = cpu()
-    w = [Tensor(np.full((64, 64), i + 1.0, np.float32), device=device.name) for i in range(3)]
+    w = [Tensor(np.full((512, 512), i + 1.0, np.float32), device=device.name) for i in range(3)]
 
     def network(x: Tensor) -> Tensor:
         q, k, v = ((x @ a).contiguous() for a in w)
         return (q + k + v).contiguous()
 
     step = program(network)
-    x = Tensor(np.ones((2, 64), np.float32), device=device.name)
-    assert step(x).numpy()[0, 0] == 64 * 6
+    x = Tensor(np.ones((2, 512), np.float32), device=device.name)
+    assert step(x).numpy()[0, 0] == 512 * 6
     (capture,) = step.captures.values()
-    waits = list(capture.prepared.replay.table[:, persistent.WAIT])
-    assert waits == [0, 0, 0, 3]
+    runs = capture.prepared.replay.runs
+    assert [(run.first, run.end) for run in runs] == [(0, 3), (3, 4)]
 
 
 def test_scripts_that_hang_fail() -> None:

@@ -43,9 +43,9 @@ def test_inspect_json_is_one_object(model, capsys):
 
 def test_inspect_knows_types_that_it_cannot_read(tmp_path, capsys):
     path = tmp_path / "m"
-    path.write_bytes(b.gguf([], [b.header("w", (256,), 12, 0)], bytes(144)))
+    path.write_bytes(b.gguf([], [b.header("w", (256,), 34, 0)], bytes(54)))
     assert main(["inspect", str(path)]) == 0
-    assert "quantisation  Q4_K 100.0%" in capsys.readouterr().out
+    assert "quantisation  TQ1_0 100.0%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argument", ["absent.gguf", "no-such-model"])

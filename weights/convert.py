@@ -1,0 +1,225 @@
+"""Convert a checkpoint of any format to safetensors, GGUF or PyTorch, tensor by tensor.
+
+Bytes go through unchanged wherever the type stays; else they are decoded by the same expressions
+that models read them with, on the reference device, and encoded again, a million values at a
+time. What was read of mapped files is given back as it goes, so that memory stays small however
+large the file is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weights import gguf_metadata, gguf_write, names, safetensors_write
+from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
+from weights.mapped import give_back, is_mapped
+from weights.quant import BY_NAME, FORMATS, READABLE
+from weights.quantise import encode
+from weights.stored import Stored
+from weights.whole import whole_file
+
+DTYPES = ("f16", "bf16", "f32")
+QUANTISED = ("q8_0", "q4_0", "q4_1", "q4_k")
+PIECE = 1 << 20  # values decoded, or eight times as many bytes copied, at a time
+_ENCODED = 1 << 17  # values encoded at a time: what fits into a core's cache is twice as fast
+_FLOATS = frozenset({"F32", "F16", "BF16", "F64", "F8_E4M3", "F8_E5M2"})
+_FALLBACK = {"Q4_K": "Q5_0"}  # for rows that are not whole blocks, as llama.cpp chooses
+_PLAIN = frozenset(f.name for f in FORMATS if f.block == 1)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A format to write: the types it can hold, and how names and metadata become a file."""
+
+    name: str
+    types: frozenset[str]
+    write: Callable[[Path, list[Stored], Checkpoint], None]
+
+
+def convert(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    dtype: str | None = None,
+    quantize: str | None = None,
+    layout: str | None = None,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> None:
+    """Write the checkpoint `src` (a path) to `dst`, whose suffix chooses the format.
+
+    `dtype` (f16, bf16, f32) is what floats become; without it they stay as they are, except that
+    quantised ones become f16 where the format has no such type. `quantize` (q8_0, q4_0, q4_1,
+    q4_k; GGUF only) is what matrices become. `layout` names the tensors otherwise than the format
+    does by default. `progress` is told the bytes written and those in all. WeightError for a file
+    that can't be read, written or held by the format; `dst` is then as it was.
+    """
+    from weights import load
+
+    src, dst = Path(src), Path(dst)
+    target = target_of(dst)
+    check_options(dst, dtype, quantize)
+    source = load(src, device="reference")
+    if dst.exists() and is_mapped(dst):
+        raise WeightError("it is what is being read", file=dst, remedy="write to another file")
+    with whole_file(dst, force) as partial_path:
+        checkpoint = _named(source, target, layout)
+        tensors = [
+            _stored(name, entry, _new_type(name, entry.info, target, dtype, quantize))
+            for name, entry in checkpoint.entries.items()
+        ]
+        _check_types(tensors, target, dst)
+        target.write(partial_path, _counted(tensors, progress), checkpoint)
+
+
+def target_of(dst: Path) -> Target:
+    """The format that a file name's suffix means; WeightError for any other."""
+    if dst.suffix not in TARGETS:
+        expected = ", ".join(TARGETS)
+        raise WeightError("its suffix names no format", file=dst, expected=f"one of {expected}")
+    return TARGETS[dst.suffix]
+
+
+def check_options(dst: Path, dtype: str | None, quantize: str | None) -> None:
+    """WeightError for options that don't go together."""
+    if dtype not in (None, *DTYPES):
+        raise WeightError("no such dtype", expected=", ".join(DTYPES), got=dtype)
+    if quantize not in (None, *QUANTISED):
+        raise WeightError("no such quantisation", expected=", ".join(QUANTISED), got=quantize)
+    if dtype and quantize:
+        raise WeightError("dtype and quantize exclude each other", got=f"{dtype}, {quantize}")
+    if quantize and target_of(dst).name != "gguf":
+        remedy = "write to a file that ends in .gguf"
+        raise WeightError("only GGUF holds quantised tensors", file=dst, remedy=remedy)
+
+
+def _named(source: Checkpoint, target: Target, layout: str | None) -> Checkpoint:
+    """The source under the names that the target has; a model we don't know keeps its own."""
+    found = names.recognise(source)
+    if found is None:
+        if layout:
+            problem = f"its model is not recognised, so its names can't become '{layout}'"
+            raise WeightError(problem, file=source.path)
+        return source
+    if target.name == "gguf" and "gguf" in names.LAYOUTS[found[0]]:
+        return names.in_layout(source, layout or "gguf")
+    return names.in_layout(source, layout) if layout else names.canonical(source)
+
+
+# --- types -----------------------------------------------------------------------------------
+
+
+def _new_type(
+    name: str, info: TensorInfo, target: Target, dtype: str | None, quantize: str | None
+) -> str:
+    """What a tensor of the source is stored as."""
+    if info.type not in _FLOATS and info.type in _PLAIN:
+        return info.type
+    if target.name == "gguf" and len(info.shape) < 2:
+        return "F32"  # llama.cpp adds and multiplies vectors in float32 only
+    if quantize and len(info.shape) == 2 and name.endswith("weight"):
+        wanted = quantize.upper()
+        return next(
+            (k for k in (wanted, _FALLBACK.get(wanted)) if k and BY_NAME[k].size(info.shape)), "F16"
+        )
+    if dtype:
+        return dtype.upper()
+    return info.type if info.type in target.types else "F16"
+
+
+def _check_types(tensors: list[Stored], target: Target, dst: Path) -> None:
+    for name, info, _ in tensors:
+        if info.type not in target.types:
+            problem = f"{target.name} has no type {info.type}"
+            raise WeightError(problem, file=dst, tensor=name)
+
+
+# --- bytes -----------------------------------------------------------------------------------
+
+
+def _stored(name: str, entry: Entry, kind: str) -> Stored:
+    info = TensorInfo(entry.info.shape, kind, BY_NAME[kind].size(entry.info.shape))
+    pieces = _copied if kind == entry.info.type else partial(_recoded, name=name, kind=kind)
+    return name, info, partial(pieces, entry)
+
+
+def _copied(entry: Entry) -> Iterator[np.ndarray]:
+    raw = entry.raw()
+    for at in range(0, len(raw), 8 * PIECE):
+        yield raw[at : at + 8 * PIECE]
+
+
+def _recoded(entry: Entry, name: str, kind: str) -> Iterator[np.ndarray]:
+    """The bytes of an entry as another type; WeightError for values that it can't hold."""
+    old, raw = BY_NAME[entry.info.type], entry.raw()
+    if old.decode is None:
+        problem = f"its type {old.name} can't be read yet"
+        remedy = f"types that can be read: {', '.join(READABLE)}"
+        raise WeightError(problem, tensor=name, remedy=remedy)
+    step = PIECE // old.block * old.nbytes
+    for at in range(0, len(raw), step):
+        piece = raw[at : at + step]
+        count = len(piece) // old.nbytes * old.block
+        values = old.decode(piece, (count,), "reference").numpy().astype(np.float32, copy=False)
+        for start in range(0, count, _ENCODED):
+            try:
+                yield encode(values[start : start + _ENCODED], kind)
+            except ValueError as error:
+                raise WeightError(f"it can't become {kind}: {error}", tensor=name) from None
+
+
+def _counted(tensors: list[Stored], progress: Progress | None) -> list[Stored]:
+    """The same tensors, their bytes counted for `progress`; memory is given back as they go."""
+    total, done = sum(info.nbytes for _, info, _ in tensors), 0
+
+    def count(pieces: Callable[[], Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+        nonlocal done
+        kept = 0
+        for piece in pieces():
+            yield piece
+            done, kept = done + piece.nbytes, kept + piece.nbytes
+            if progress:
+                progress(done, total)
+            if kept >= 8 * PIECE:
+                give_back()
+                kept = 0
+        give_back()
+
+    return [(name, info, partial(count, pieces)) for name, info, pieces in tensors]
+
+
+# --- formats ---------------------------------------------------------------------------------
+
+
+def _write_gguf(path: Path, tensors: list[Stored], checkpoint: Checkpoint) -> None:
+    gguf_write.write(path, tensors, gguf_metadata.for_gguf(checkpoint))
+
+
+def _write_safetensors(path: Path, tensors: list[Stored], checkpoint: Checkpoint) -> None:
+    config = json.dumps(_plain(checkpoint.metadata), ensure_ascii=False)
+    safetensors_write.write(path, tensors, {"format": "menagerie", "config": config})
+
+
+def _plain(value: Any) -> Any:
+    """What JSON holds of a value; the rest, such as what a pickle may have, as text."""
+    if isinstance(value, (str, int, float, type(None))):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return {str(key): _plain(value[key]) for key in value} if hasattr(value, "keys") else str(value)
+
+
+TARGETS = {
+    ".safetensors": Target("safetensors", _PLAIN, _write_safetensors),
+    ".gguf": Target("gguf", frozenset(f.name for f in FORMATS if f.ggml is not None), _write_gguf),
+}

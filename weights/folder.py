@@ -6,7 +6,7 @@ usual name, or several files without an index. `.metadata` is its `config.json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,9 @@ class _Kind:
     whole: str
     suffix: str
     load: Callable[[Path], Checkpoint]
+
+    def entries(self, file: Path) -> Mapping[str, Entry]:
+        return self.load(file).entries
 
 
 _KINDS = (
@@ -47,9 +50,9 @@ def _entries(folder: Path) -> dict[str, Entry]:
     for kind in _KINDS:
         index, whole = folder / f"{kind.whole}.index.json", folder / kind.whole
         if index.is_file():
-            return read_index(index, lambda file: kind.load(file).entries)
+            return read_index(index, kind.entries)
         if whole.is_file():
-            return dict(kind.load(whole).entries)
+            return dict(kind.entries(whole))
         files = [f for f in sorted(folder.glob(f"*{kind.suffix}")) if f.name not in _OTHERS]
         if files:
             return _read_all(files, kind)
@@ -60,7 +63,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
 def _read_all(files: list[Path], kind: _Kind) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for file in files:
-        found = kind.load(file).entries
+        found = kind.entries(file)
         both = entries.keys() & found.keys()
         if both:
             raise WeightError("another file of the folder has it too", file=file, tensor=min(both))

@@ -159,11 +159,14 @@ def _mark(m: Machine) -> None:
 
 def _put(m: Machine, index: int) -> None:
     # Pickles number from 0 or 1 on; a made-up index must not make a long list.
-    if index > len(m.memo) + 1:
+    ahead = index - len(m.memo)
+    if ahead > 1:
         raise Malformed("it numbers its objects out of order")
-    m.budget.spend(SLOT)
-    m.memo.extend([None] * (index + 1 - len(m.memo)))
-    m.memo[index] = m.top()
+    m.budget.spend(2 * SLOT)
+    if ahead < 0:
+        m.memo[index] = m.top()
+    else:
+        m.memo += [None] * ahead + [m.top()]
 
 
 def _get(m: Machine, index: int) -> None:

@@ -61,10 +61,9 @@ def _torch_files() -> list[bytes]:
 
 def _torch_pickles() -> list[bytes]:
     """The pickles in those files, so that changes of length keep the archive around them sound."""
-    found = []
-    for raw in _torch_files():
-        start = raw.find(b"\x80\x02", 1) if raw[:2] == b"PK" else 0
-        found.append(raw[start : raw.find(b"PK", start)])
+    zips = [raw for raw in _torch_files() if raw[:2] == b"PK"]
+    starts = [raw.index(b"\x80\x02") for raw in zips]
+    found = [raw[at : raw.index(b"PK", at)] for raw, at in zip(zips, starts)]
     return found + [t.pickled(t.mapping(x=t.tensor(), y=t.mapping(z=t.tensor((3,), (1,), 1))))]
 
 

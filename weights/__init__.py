@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weights import ctranslate2, folder, ggml, gguf, meta, pytorch, safetensors, zipped
+from weights import ctranslate2, diffusers, folder, ggml, gguf, meta, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.convert import write_as
 from weights.download import FetchError, fetch, resolve
@@ -44,6 +44,8 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
     if path.is_dir():
         if ctranslate2.is_folder(path):
             return ctranslate2.load_folder(path, device)
+        if diffusers.is_folder(path):
+            return diffusers.load(path, load, device)
         return (meta if meta.is_folder(path) else folder).load(path, device)
     try:
         with open(path, "rb") as file:

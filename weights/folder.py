@@ -6,13 +6,14 @@ usual name, or several files without an index. `.metadata` is its `config.json`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 
 from weights import pytorch, safetensors
-from weights.checkpoint import Checkpoint, Entry, WeightError, printable
+from weights.checkpoint import Checkpoint, Entry, WeightError
 from weights.jsonfile import read_object
+from weights.shards import read_index
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class _Kind:
     whole: str
     suffix: str
     load: Callable[[Path], Checkpoint]
+
+    def entries(self, file: Path) -> Mapping[str, Entry]:
+        return self.load(file).entries
 
 
 _KINDS = (
@@ -46,9 +50,9 @@ def _entries(folder: Path) -> dict[str, Entry]:
     for kind in _KINDS:
         index, whole = folder / f"{kind.whole}.index.json", folder / kind.whole
         if index.is_file():
-            return _read_index(index, kind)
+            return read_index(index, kind.entries)
         if whole.is_file():
-            return dict(kind.load(whole).entries)
+            return dict(kind.entries(whole))
         files = [f for f in sorted(folder.glob(f"*{kind.suffix}")) if f.name not in _OTHERS]
         if files:
             return _read_all(files, kind)
@@ -59,38 +63,9 @@ def _entries(folder: Path) -> dict[str, Entry]:
 def _read_all(files: list[Path], kind: _Kind) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for file in files:
-        found = kind.load(file).entries
+        found = kind.entries(file)
         both = entries.keys() & found.keys()
         if both:
             raise WeightError("another file of the folder has it too", file=file, tensor=min(both))
         entries |= found
     return entries
-
-
-def _read_index(index: Path, kind: _Kind) -> dict[str, Entry]:
-    weight_map = read_object(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightError("it has no weight_map", file=index)
-    shards: dict[str, Checkpoint] = {}
-    entries: dict[str, Entry] = {}
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not is_bare(name):
-            problem = "the index points outside its folder"
-            raise WeightError(problem, file=index, tensor=tensor, got=name)
-        if name not in shards:
-            shard = index.parent / name
-            if not shard.is_file():
-                remedy = f"fetch {printable(name)} again"
-                raise WeightError("a shard is missing", file=shard, tensor=tensor, remedy=remedy)
-            shards[name] = kind.load(shard)
-        if tensor not in shards[name]:
-            problem = f"the index says it is in {printable(name)}, which has no such tensor"
-            raise WeightError(problem, file=index, tensor=tensor)
-        entries[tensor] = shards[name].entries[tensor]
-    return entries
-
-
-def is_bare(name: str) -> bool:
-    """Whether `name` is a plain file name on every system: no folder, no drive, no `..`."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    return name not in ("", ".", "..") and "\0" not in name and posix.name == windows.name == name

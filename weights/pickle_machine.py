@@ -100,15 +100,15 @@ class Machine:
         self.budget.spend(SLOT + sys.getsizeof(value))
         self.stack.append(value)
 
-    def pop(self) -> Any:
-        floor = self.marks[-1] if self.marks else 0
-        if len(self.stack) <= floor:
-            raise Malformed("it takes a value from an empty stack")
-        return self.stack.pop()
-
     def top(self) -> Any:
-        self.stack.append(value := self.pop())
-        return value
+        """The value on top, which must lie above the last mark."""
+        if len(self.stack) <= (self.marks[-1] if self.marks else 0):
+            raise Malformed("it takes a value from an empty stack")
+        return self.stack[-1]
+
+    def pop(self) -> Any:
+        self.top()
+        return self.stack.pop()
 
     def pop_mark(self) -> list[Any]:
         """The values since the last mark, taken off the stack."""

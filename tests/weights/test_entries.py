@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.weights import models
 from weights import WeightError, entries
 from weights.checkpoint import Entry, TensorInfo
-
-KINDS = {"F32": "<f4", "F16": "<f2", "I8": "i1", "I16": "<i2"}
-
-
-def made(array: np.ndarray) -> Entry:
-    kind = next(name for name, code in KINDS.items() if np.dtype(code) == array.dtype)
-    info = TensorInfo(array.shape, kind, array.nbytes)
-    return entries.from_raw(info, lambda: np.frombuffer(array.tobytes(), np.uint8))
 
 
 def q8_0(rows: int, columns: int, seed: int = 0) -> tuple[Entry, np.ndarray]:
@@ -27,8 +20,7 @@ def q8_0(rows: int, columns: int, seed: int = 0) -> tuple[Entry, np.ndarray]:
 
 def agrees(entry: Entry, wanted: np.ndarray) -> None:
     """Shape, bytes and Tensor are those of `wanted`, exactly."""
-    kind = next(name for name, code in KINDS.items() if np.dtype(code) == wanted.dtype)
-    assert entry.info == TensorInfo(wanted.shape, kind, wanted.nbytes)
+    assert entry.info == models.entry(wanted).info
     raw = entry.raw()
     assert raw.dtype == np.uint8 and raw.shape == (wanted.nbytes,)
     assert raw.tobytes() == np.ascontiguousarray(wanted).tobytes()
@@ -41,24 +33,24 @@ X = np.random.default_rng(1).normal(size=(6, 4, 3)).astype("<f4")
 @pytest.mark.parametrize("code", ["<f4", "<f2"])
 def test_rows_joined_reshaped_and_reordered_are_numpys(code):
     x = X.astype(code)
-    agrees(entries.rows(made(x), 2, 5), x[2:5])
-    agrees(entries.rows(made(x), 4, 4), x[4:4])
-    for part, wanted in zip(entries.split(made(x), 3), np.split(x, 3), strict=True):
+    agrees(entries.rows(models.entry(x), 2, 5), x[2:5])
+    agrees(entries.rows(models.entry(x), 4, 4), x[4:4])
+    for part, wanted in zip(entries.split(models.entry(x), 3), np.split(x, 3), strict=True):
         agrees(part, wanted)
-    agrees(entries.reshaped(made(x), (24, 3)), x.reshape(24, 3))
+    agrees(entries.reshaped(models.entry(x), (24, 3)), x.reshape(24, 3))
     agrees(
-        entries.reordered(made(x), (3, 2), (1, 0)),
+        entries.reordered(models.entry(x), (3, 2), (1, 0)),
         x.reshape(3, 2, 4, 3).swapaxes(0, 1).reshape(6, 4, 3),
     )
-    agrees(entries.zeros_like(made(x)), np.zeros_like(x))
-    agrees(entries.transposed(made(x[0])), x[0].T)
+    agrees(entries.zeros_like(models.entry(x)), np.zeros_like(x))
+    agrees(entries.transposed(models.entry(x[0])), x[0].T)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_parts_are_joined_along_any_axis(axis):
     parts = np.split(X, [1], axis=axis)
-    agrees(entries.joined([made(part) for part in parts], axis), X)
-    assert entries.joined([entry := made(X)], axis) is entry
+    agrees(entries.joined([models.entry(part) for part in parts], axis), X)
+    assert entries.joined([entry := models.entry(X)], axis) is entry
 
 
 def test_rows_of_blocks_stay_whole():
@@ -84,7 +76,7 @@ def test_whole_numbers_are_divided_by_the_scales_of_their_rows(code, scales):
     x = draw.integers(-127, 128, (6, 4, 3)).astype(code)
     scale = draw.uniform(50, 1000, scales).astype("<f4")
     wanted = x.astype("<f4") / scale.reshape(-1, 1, 1)
-    entry = entries.scaled(made(x), made(scale))
+    entry = entries.scaled(models.entry(x), models.entry(scale))
     assert entry.raw().tobytes() == wanted.tobytes()
     # One rounding in the bytes; the engine divides by multiplying, which rounds twice.
     np.testing.assert_allclose(entry.read("reference").numpy(), wanted, rtol=2.4e-7)
@@ -104,17 +96,21 @@ def test_nothing_is_read_before_it_is_asked_for():
 
 
 def test_what_does_not_fit_is_one_clear_line():
-    x, blocks = made(X), q8_0(6, 64)[0]
-    matrix, column, half = made(X[0]), made(X[:, 0, 0]), made(X[0].astype("<f2"))
-    whole = made(np.zeros((4, 3), "i1"))
+    x, blocks = models.entry(X), q8_0(6, 64)[0]
+    matrix, column, half = (
+        models.entry(X[0]),
+        models.entry(X[:, 0, 0]),
+        models.entry(X[0].astype("<f2")),
+    )
+    whole = models.entry(np.zeros((4, 3), "i1"))
     cases = {
         "it has no such rows": lambda: entries.rows(x, 4, 7),
-        "no such rows": lambda: entries.rows(made(X[0, 0, 0].reshape(())), 0, 1),
+        "no such rows": lambda: entries.rows(models.entry(X[0, 0, 0].reshape(())), 0, 1),
         "do not divide evenly .expected a multiple of 4": lambda: entries.split(x, 4),
         "no axis 2": lambda: entries.joined([matrix, matrix], axis=2),
         "different types": lambda: entries.joined([matrix, half]),
         "joined along axis 0": lambda: entries.joined([matrix, x]),
-        "joined along axis 1": lambda: entries.joined([x, made(X[:5])], axis=1),
+        "joined along axis 1": lambda: entries.joined([x, models.entry(X[:5])], axis=1),
         "can't take that shape": lambda: entries.reshaped(x, (6, 4)),
         "blocks of Q8_0 would be cut": lambda: entries.reshaped(blocks, (24, 16)),
         "rows do not divide like that": lambda: entries.reordered(x, (4, 2), (1, 0)),

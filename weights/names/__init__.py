@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from weights.checkpoint import Checkpoint, WeightError
 from weights.names import llama as _llama
-from weights.names import whisper
+from weights.names import stable_diffusion, whisper
 from weights.names.table import translate
 
 __all__ = ["LAYOUTS", "canonical", "in_layout", "llama", "recognise"]
 
 # Per model: its module, and which of its layouts is the canonical one.
-_MODELS = {"llama": (_llama, "meta"), "whisper": (whisper, "openai")}
+_MODELS = {
+    "llama": (_llama, "meta"),
+    "whisper": (whisper, "openai"),
+    "stable_diffusion": (stable_diffusion, "compvis"),
+}
 LAYOUTS = {model: tuple(module.LAYOUTS) for model, (module, _) in _MODELS.items()}
 
 

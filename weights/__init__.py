@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weights import ctranslate2, diffusers, ggml, gguf, pytorch, safetensors, zipped
+from weights import ctranslate2, diffusers, folder, ggml, gguf, meta, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.convert import convert
 from weights.download import FetchError, fetch, resolve
@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
             return ctranslate2.load_folder(path, device)
         if diffusers.is_folder(path):
             return diffusers.load(path, load, device)
-        return safetensors.load_folder(path, device)
+        return (meta if meta.is_folder(path) else folder).load(path, device)
     try:
         with open(path, "rb") as file:
             head, size = file.read(32), os.fstat(file.fileno()).st_size

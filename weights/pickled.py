@@ -12,41 +12,16 @@ from __future__ import annotations
 import mmap
 import pickletools
 import struct
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from weights.budget import Budget
 from weights.checkpoint import WeightError, printable
+from weights.pickle_machine import SLOT, Known, Machine, Malformed, checked_key, utf8
 
-_MAX_OPS = 1_000_000  # a second's worth; SDXL's 2,500 tensors take 90,000
+_MAX_OPS = 700_000  # half a second's worth; SDXL's 2,500 tensors take 90,000
 _MAX_INT = 255  # bytes of an integer; printing one takes time quadratic in them
-_MAX_NAME = 255  # bytes of a module or a class's name
-_SLOT, _MARK, _OBJECT, _PAIR, _MEMBER = 12, 48, 256, 100, 120  # bytes of memory, rounded up
-_HASHABLE = (str, bytes, int, float, bool, type(None))
-
-
-class Malformed(ValueError):
-    """Raised by a Known's `call` and a Buildable's `build` for arguments that make no sense."""
-
-
-@dataclass(frozen=True, eq=False)
-class Known:
-    """A global that pickles may name; `call(*args)` is what REDUCE and NEWOBJ do, None: nothing.
-
-    `value` is for constants, such as a dtype: what GLOBAL itself puts on the stack.
-    """
-
-    name: str
-    call: Callable[..., Any] | None = None
-    value: Any = None
-
-
-class Buildable(Protocol):
-    """A stand-in that BUILD may give a state; Malformed when the state makes no sense."""
-
-    def build(self, state: Any) -> None: ...
+_MARK, _OBJECT, _PAIR, _MEMBER = 48, 256, 100, 120  # bytes of memory, rounded up
 
 
 def load(
@@ -62,128 +37,48 @@ def load(
     `persistent(id)` resolves a persistent id; it raises Malformed for one that makes no sense.
     WeightError, naming the budget's file, for whatever is damaged, hostile or not in `known`.
     """
-    machine = _Machine(data, start, end, known, persistent, budget)
+    machine = Machine(data, start, end, known, persistent, budget)
     try:
-        return machine.run(), machine.pos
+        return _run(machine), machine.pos
     except Malformed as error:
         raise WeightError(f"its pickle is malformed: {error}", file=budget.path) from None
 
 
-class _Machine:
-    """The stack, the memo (a list: pickles number their entries from 0) and a cursor."""
-
-    def __init__(self, data, start, end, known, persistent, budget) -> None:
-        self.data, self.pos, self.end = data, start, end
-        self.known, self.persistent, self.budget = known, persistent, budget
-        self.stack: list[Any] = []
-        self.marks: list[int] = []  # heights of the stack
-        self.memo: list[Any] = []
-
-    def run(self) -> Any:
-        for _ in range(_MAX_OPS):
-            if self.pos >= self.end:
-                raise Malformed("it ends before its STOP")
-            code = self.data[self.pos]
-            self.pos += 1
-            if code == _STOP:
-                return self.stop()
-            if code not in OPCODES:
-                self.refuse(code)
-            OPCODES[code](self)
-        raise Malformed(f"it has more than {_MAX_OPS} instructions")
-
-    def stop(self) -> Any:
-        if len(self.stack) != 1 or self.marks:
-            raise Malformed("it stops in the middle of an object")
-        return self.stack[0]
-
-    def refuse(self, code: int) -> NoReturn:
-        row = pickletools.code2op.get(chr(code))
-        raise Malformed(
-            f"instruction {row.name if row else hex(code)} has no place in a checkpoint"
-        )
-
-    def take(self, count: int) -> bytes:
-        """The next `count` bytes."""
-        if count > self.end - self.pos:
-            raise Malformed("a value runs past its end")
-        self.pos += count
-        return self.data[self.pos - count : self.pos]
-
-    def number(self, form: struct.Struct) -> Any:
-        return form.unpack(self.take(form.size))[0]
-
-    def line(self) -> str:
-        limit = min(self.end, self.pos + _MAX_NAME + 1)
-        stop = self.data.find(b"\n", self.pos, limit)
-        if stop < 0:
-            raise Malformed("a name is too long or runs past its end")
-        text = _text(self.data[self.pos : stop])
-        self.pos = stop + 1
-        return text
-
-    def push(self, value: Any) -> None:
-        self.budget.spend(_SLOT)
-        self.stack.append(value)
-
-    def push_new(self, value: Any) -> None:
-        """Push a value that has memory of its own."""
-        self.budget.spend(_SLOT + sys.getsizeof(value))
-        self.stack.append(value)
-
-    def pop(self) -> Any:
-        floor = self.marks[-1] if self.marks else 0
-        if len(self.stack) <= floor:
-            raise Malformed("it takes a value from an empty stack")
-        return self.stack.pop()
-
-    def top(self) -> Any:
-        self.stack.append(value := self.pop())
-        return value
-
-    def pop_mark(self) -> list[Any]:
-        """The values since the last mark, taken off the stack."""
-        if not self.marks:
-            raise Malformed("it takes a mark that was not set")
-        height = self.marks.pop()
-        values = self.stack[height:]
-        self.budget.spend(_SLOT * len(values))
-        del self.stack[height:]
-        return values
-
-
-def _text(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise Malformed(f"a string is not valid UTF-8 at byte {error.start}") from None
-
-
-def _key(value: Any) -> Any:
-    """Check a key of a dict or a member of a set: hashing others can take a hostile time."""
-    if type(value) in _HASHABLE or isinstance(value, Known):
-        if type(value) is not int or -(2**63) <= value < 2**64:
-            return value
-    raise Malformed(f"a {type(value).__name__} as a key")
+def _run(m: Machine) -> Any:
+    for _ in range(_MAX_OPS):
+        if m.pos >= m.end:
+            raise Malformed("it ends before its STOP")
+        code = m.data[m.pos]
+        m.pos += 1
+        if code == _STOP:
+            if len(m.stack) != 1 or m.marks:
+                raise Malformed("it stops in the middle of an object")
+            return m.stack[0]
+        if code not in OPCODES:
+            row = pickletools.code2op.get(chr(code))
+            name = row.name if row else hex(code)
+            raise Malformed(f"instruction {name} has no place in a checkpoint")
+        OPCODES[code](m)
+    raise Malformed(f"it has more than {_MAX_OPS} instructions")
 
 
 _U8, _U16, _U32, _U64 = (struct.Struct(f"<{c}") for c in "BHIQ")
 _I32, _F64 = struct.Struct("<i"), struct.Struct(">d")
 
 
-def _number(form: struct.Struct) -> Callable[[_Machine], None]:
+def _number(form: struct.Struct) -> Callable[[Machine], None]:
     return lambda m: m.push_new(m.number(form))
 
 
-def _constant(value: Any) -> Callable[[_Machine], None]:
+def _constant(value: Any) -> Callable[[Machine], None]:
     return lambda m: m.push(value)
 
 
-def _fresh(make: type) -> Callable[[_Machine], None]:
+def _fresh(make: type) -> Callable[[Machine], None]:
     return lambda m: m.push_new(make())
 
 
-def _sized(form: struct.Struct, make: Callable[[bytes], Any]) -> Callable[[_Machine], None]:
+def _sized(form: struct.Struct, make: Callable[[bytes], Any]) -> Callable[[Machine], None]:
     """The handler of a value with its length before it."""
     return lambda m: m.push_new(make(m.take(m.number(form))))
 
@@ -201,83 +96,86 @@ def _string_of_python_2(raw: bytes) -> str | bytes:
         return raw
 
 
-def _tuple(count: int) -> Callable[[_Machine], None]:
+def _tuple(count: int) -> Callable[[Machine], None]:
     return lambda m: m.push_new(tuple([m.pop() for _ in range(count)][::-1]))
 
 
-def _append(m: _Machine, values: list[Any]) -> None:
+def _append(m: Machine, values: list[Any]) -> None:
     target = m.top()
     if type(target) is not list:
         raise Malformed(f"it appends to a {type(target).__name__}")
-    m.budget.spend(32 + _SLOT * len(values))
+    m.budget.spend(32 + SLOT * len(values))
     target.extend(values)
 
 
-def _set_items(m: _Machine, flat: list[Any], target: Any) -> None:
+def _set_items(m: Machine, flat: list[Any], target: Any) -> None:
     if type(target) is not dict or len(flat) % 2:
         raise Malformed(f"it sets items of a {type(target).__name__}")
     m.budget.spend(2 * _PAIR + _PAIR * (len(flat) // 2))
-    target.update((_key(k), v) for k, v in zip(flat[::2], flat[1::2]))
+    target.update((checked_key(k), v) for k, v in zip(flat[::2], flat[1::2]))
 
 
-def _dict(m: _Machine) -> None:
+def _dict(m: Machine) -> None:
     flat = m.pop_mark()
     m.push_new({})
     _set_items(m, flat, m.top())
 
 
-def _set_item(m: _Machine) -> None:
+def _set_item(m: Machine) -> None:
     value, key = m.pop(), m.pop()
     _set_items(m, [key, value], m.top())
 
 
-def _many_items(m: _Machine) -> None:
+def _many_items(m: Machine) -> None:
     flat = m.pop_mark()
     _set_items(m, flat, m.top())
 
 
-def _add_items(m: _Machine) -> None:
+def _add_items(m: Machine) -> None:
     values, target = m.pop_mark(), m.top()
     if type(target) is not set:
         raise Malformed(f"it adds members to a {type(target).__name__}")
     m.budget.spend(_MEMBER * len(values))
-    target.update(map(_key, values))
+    target.update(map(checked_key, values))
 
 
-def _frozen_set(m: _Machine) -> None:
+def _frozen_set(m: Machine) -> None:
     values = m.pop_mark()
     m.budget.spend(_MEMBER * len(values))
-    m.push_new(frozenset(map(_key, values)))
+    m.push_new(frozenset(map(checked_key, values)))
 
 
-def _pop(m: _Machine) -> None:
+def _pop(m: Machine) -> None:
     if m.marks and len(m.stack) == m.marks[-1]:
         m.marks.pop()
     else:
         m.pop()
 
 
-def _mark(m: _Machine) -> None:
+def _mark(m: Machine) -> None:
     m.budget.spend(_MARK)
     m.marks.append(len(m.stack))
 
 
-def _put(m: _Machine, index: int) -> None:
+def _put(m: Machine, index: int) -> None:
     # Pickles number from 0 or 1 on; a made-up index must not make a long list.
-    if index > len(m.memo) + 1:
+    ahead = index - len(m.memo)
+    if ahead > 1:
         raise Malformed("it numbers its objects out of order")
-    m.budget.spend(_SLOT)
-    m.memo.extend([None] * (index + 1 - len(m.memo)))
-    m.memo[index] = m.top()
+    m.budget.spend(2 * SLOT)
+    if ahead < 0:
+        m.memo[index] = m.top()
+    else:
+        m.memo += [None] * ahead + [m.top()]
 
 
-def _get(m: _Machine, index: int) -> None:
+def _get(m: Machine, index: int) -> None:
     if index >= len(m.memo):
         raise Malformed("it refers to an object that it did not store")
     m.push(m.memo[index])
 
 
-def _global(m: _Machine, module: Any, name: Any) -> None:
+def _global(m: Machine, module: Any, name: Any) -> None:
     if type(module) is not str or type(name) is not str:
         raise Malformed("it names something not by strings")
     found = m.known.get((module, name))
@@ -291,7 +189,7 @@ def _global(m: _Machine, module: Any, name: Any) -> None:
     m.push(found if found.value is None else found.value)
 
 
-def _stack_global(m: _Machine) -> None:
+def _stack_global(m: Machine) -> None:
     name, module = m.pop(), m.pop()
     _global(m, module, name)
 
@@ -303,7 +201,7 @@ def _weight(value: Any) -> int:
     return _MEMBER * len(value) if type(value) in (list, tuple, dict, set) else 0
 
 
-def _call(m: _Machine) -> None:
+def _call(m: Machine) -> None:
     args, target = m.pop(), m.pop()
     if not isinstance(target, Known) or type(args) is not tuple:
         raise Malformed(f"it calls a {type(target).__name__}")
@@ -316,14 +214,14 @@ def _call(m: _Machine) -> None:
         raise Malformed(f"{target.name}: {error}") from None
 
 
-def _call_with_keywords(m: _Machine) -> None:
+def _call_with_keywords(m: Machine) -> None:
     keywords = m.pop()
     if type(keywords) is not dict or keywords:
         raise Malformed("it calls with keywords")
     _call(m)
 
 
-def _build(m: _Machine) -> None:
+def _build(m: Machine) -> None:
     state, target = m.pop(), m.top()
     m.budget.spend(_OBJECT)
     if hasattr(target, "build"):
@@ -332,23 +230,23 @@ def _build(m: _Machine) -> None:
         raise Malformed(f"it gives a state to a {type(target).__name__}")
 
 
-def _persistent(m: _Machine) -> None:
+def _persistent(m: Machine) -> None:
     m.budget.spend(_OBJECT)
     m.push(m.persistent(m.pop()))
 
 
-def _protocol(m: _Machine) -> None:
+def _protocol(m: Machine) -> None:
     if (version := m.number(_U8)) > 5:
         raise Malformed(f"protocol {version}")
 
 
-def _frame(m: _Machine) -> None:
+def _frame(m: Machine) -> None:
     if m.number(_U64) > m.end - m.pos:
         raise Malformed("a frame runs past its end")
 
 
 _STOP = 0x2E
-OPCODES: dict[int, Callable[[_Machine], Any]] = {
+OPCODES: dict[int, Callable[[Machine], Any]] = {
     # Plain values.
     0x4E: _constant(None),  # NONE
     0x88: _constant(True),  # NEWTRUE
@@ -361,9 +259,9 @@ OPCODES: dict[int, Callable[[_Machine], Any]] = {
     0x47: _number(_F64),  # BINFLOAT
     0x55: _sized(_U8, _string_of_python_2),  # SHORT_BINSTRING
     0x54: _sized(_U32, _string_of_python_2),  # BINSTRING
-    0x8C: _sized(_U8, _text),  # SHORT_BINUNICODE
-    0x58: _sized(_U32, _text),  # BINUNICODE
-    0x8D: _sized(_U64, _text),  # BINUNICODE8
+    0x8C: _sized(_U8, utf8),  # SHORT_BINUNICODE
+    0x58: _sized(_U32, utf8),  # BINUNICODE
+    0x8D: _sized(_U64, utf8),  # BINUNICODE8
     0x43: _sized(_U8, bytes),  # SHORT_BINBYTES
     0x42: _sized(_U32, bytes),  # BINBYTES
     0x8E: _sized(_U64, bytes),  # BINBYTES8

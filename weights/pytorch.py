@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,26 +23,16 @@ from weights import zipped
 from weights.budget import Budget
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
 from weights.mapped import decoded, open_mapped
-from weights.pickled import Known, Malformed
+from weights.nested import find_model
+from weights.pickle_machine import Malformed
 from weights.pickled import load as unpickle
 from weights.quant import BY_NAME
-from weights.stand_ins import (
-    KNOWN,
-    ElementType,
-    NumpyArray,
-    Record,
-    Storage,
-    StorageKind,
-    TensorRef,
-)
+from weights.stand_ins import KNOWN, Storage, StorageKind, TensorRef
 
 PROTO = b"\x80"  # how every pickle since protocol 2 begins, and so the older format
 _MAGIC_NUMBER, _VERSION = 0x1950A86A20F9469CFC6C, 1001
-# Where training code keeps the model among other things, most specific first.
-_WRAPPERS = ("state_dict", "model_state_dict", "model", "module")
-_MAX_DEPTH = 24  # dicts in dicts
-_MAX_ARRAY = 4096  # values of a NumPy array that are kept as metadata
-_TENSOR, _NODE = 1400, 100  # bytes of memory for an entry of a checkpoint, and of metadata
+_MAX_KEY = 255  # characters of a storage's key
+_TENSOR, _STORAGE = 1400, 200  # bytes of memory for a tensor's entry and a storage's place
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ def load(path: Path, device: str | None = None) -> Checkpoint:
     data = open_mapped(path)
     zip_file = data[:4] == zipped.MAGIC
     file, root = (_read_zip if zip_file else _read_legacy)(path, data, Budget(path, len(data)))
-    state, rest = _find_model(file, root)
+    state, rest = find_model(root, file.budget)
     entries: dict[str, Entry] = {}
     for name, ref in state:
         if name in entries:
@@ -133,7 +123,7 @@ def _read_legacy(path: Path, data: mmap.mmap, budget: Budget) -> tuple[_File, An
         if nbytes > len(data) - at - 8 or key in places:
             problem = "a storage runs past the end of the file"
             raise WeightError(problem, file=path, remedy="it is cut short: fetch it again")
-        budget.spend(_NODE)
+        budget.spend(_STORAGE)
         places[key] = at + 8, nbytes
         at += 8 + nbytes
     return _File(path, data, places, big, budget), value
@@ -144,7 +134,8 @@ def _storage(key: Any) -> Storage:
     if type(key) is not tuple or len(key) not in (5, 6) or key[0] != "storage":
         raise Malformed("a persistent id that is not a storage")
     kind, name, count = key[1], key[2], key[4]
-    if type(kind) is not StorageKind or type(name) is not str or not _is_count(count):
+    named = type(kind) is StorageKind and type(name) is str and len(name) <= _MAX_KEY
+    if not named or not _is_count(count):
         raise Malformed("a persistent id that is not a storage")
     itemsize = BY_NAME[kind.type].nbytes
     view = key[5] if len(key) == 6 else None
@@ -215,91 +206,3 @@ def _gather(file: _File, ref: TensorRef, at: int) -> np.ndarray:
     view = np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
     values = view.byteswap() if file.big_endian else view
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-
-
-def _find_model(file: _File, root: Any) -> tuple[list[tuple[str, TensorRef]], dict[str, Any]]:
-    """The named tensors of a checkpoint, and the plain values beside them."""
-    if type(root) is not dict:
-        got = "one tensor" if type(root) is TensorRef else type(root).__name__
-        raise WeightError("not a state_dict", file=file.path, expected="a dict", got=got)
-    rest: dict[str, Any] = {}
-    for _ in range(_MAX_DEPTH):
-        inner = _wrapper(file, root)
-        beside = ((k, v) for k, v in root.items() if k != inner or inner is None)
-        for key, value in beside:
-            plain = _plain(file, value)
-            if plain is not _OMIT:
-                rest[_spelled(key)] = plain
-        if inner is None:
-            return list(_tensors(file, root)), rest
-        root = root[inner]
-    raise WeightError(f"its dicts are nested deeper than {_MAX_DEPTH}", file=file.path)
-
-
-def _wrapper(file: _File, tree: dict[Any, Any]) -> str | None:
-    """The key under which the model lies; None when `tree` itself is the model."""
-    if any(type(value) is TensorRef for value in tree.values()):
-        return None
-    return next((k for k in _WRAPPERS if any(_tensors(file, tree.get(k)))), None)
-
-
-def _tensors(
-    file: _File, tree: Any, prefix: str = "", depth: int = 0
-) -> Iterator[tuple[str, TensorRef]]:
-    """Every tensor of nested dicts, its keys joined by dots."""
-    if type(tree) is not dict:
-        return
-    if depth > _MAX_DEPTH:
-        raise WeightError(f"its dicts are nested deeper than {_MAX_DEPTH}", file=file.path)
-    for key, value in tree.items():
-        file.budget.spend(_NODE)
-        if type(value) is TensorRef:
-            name = f"{prefix}{_spelled(key)}"
-            file.budget.spend(2 * len(name))
-            yield name, value
-        elif type(value) is dict:
-            yield from _tensors(file, value, f"{prefix}{_spelled(key)}.", depth + 1)
-
-
-def _spelled(key: Any) -> str:
-    return key.name if isinstance(key, Known) else str(key)
-
-
-_OMIT = object()  # what has no plain spelling
-
-
-class _HoldsTensor(Exception):
-    """Raised where a value is the state of an optimiser or the like, not metadata."""
-
-
-def _plain(file: _File, value: Any) -> Any:
-    """`value` as strings, numbers, lists and dicts; _OMIT when it holds a tensor at any depth."""
-    try:
-        return _copy(file, value, 0)
-    except _HoldsTensor:
-        return _OMIT
-
-
-def _copy(file: _File, value: Any, depth: int) -> Any:
-    file.budget.spend(_NODE)
-    if depth > _MAX_DEPTH:
-        raise WeightError(f"its values are nested deeper than {_MAX_DEPTH}", file=file.path)
-    match value:
-        case None | bool() | int() | float() | str():
-            return value
-        case TensorRef():
-            raise _HoldsTensor
-        case ElementType() | Known():
-            return value.name
-        case Record():
-            return _copy(file, value.fields, depth + 1)
-        case NumpyArray(values=array) if array.size <= _MAX_ARRAY and array.dtype.kind != "c":
-            file.budget.spend(_NODE * array.size)
-            return array.tolist()
-        case list() | tuple() | set() | frozenset():
-            items = (_copy(file, item, depth + 1) for item in value)
-            return [item for item in items if item is not _OMIT]
-        case dict():
-            pairs = ((_spelled(k), _copy(file, v, depth + 1)) for k, v in value.items())
-            return {key: item for key, item in pairs if item is not _OMIT}
-    return _OMIT

@@ -1,4 +1,4 @@
-"""Read safetensors files and Hugging Face folders of them.
+"""Read safetensors files.
 
 Layout: an 8-byte little-endian header length, that many bytes of JSON, then the data, which the
 tensors must cover without holes or overlaps. Read here and not with the `safetensors` package
@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
-from weights.jsonfile import as_object, parse, read_object
+from weights.jsonfile import as_object, parse
 from weights.mapped import entry, open_mapped
 from weights.quant import BY_NAME
-from weights.shards import read_index
 
 MAX_HEADER = 100_000_000  # bytes; the specification's own limit
 MAX_DIMS = 16
-INDEX = "model.safetensors.index.json"
 
 
 def load(path: Path, device: str | None = None) -> Checkpoint:
@@ -31,39 +29,9 @@ def load(path: Path, device: str | None = None) -> Checkpoint:
     return Checkpoint(path, "safetensors", metadata, entries, device)
 
 
-def load_folder(path: Path, device: str | None = None) -> Checkpoint:
-    """Open a Hugging Face folder; `.metadata` is its `config.json`.
-
-    Takes the shards that `model.safetensors.index.json` lists, or else `model.safetensors`, or
-    else every `*.safetensors` file.
-    """
-    config = path / "config.json"
-    metadata = read_object(config) if config.is_file() else {}
-    index = path / INDEX
-    entries = (
-        read_index(index, lambda file: _read_file(file)[0]) if index.is_file() else _read_all(path)
-    )
-    return Checkpoint(path, "huggingface", metadata, entries, device)
-
-
 def looks_like(head: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins with `head` (9 bytes) may be safetensors."""
     return len(head) >= 9 and int.from_bytes(head[:8], "little") + 8 <= size and head[8:9] == b"{"
-
-
-def _read_all(folder: Path) -> dict[str, Entry]:
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightError("no *.safetensors file in this folder", file=folder)
-    entries: dict[str, Entry] = {}
-    for file in files:
-        found, _ = _read_file(file)
-        both = entries.keys() & found.keys()
-        if both:
-            raise WeightError("another file of the folder has it too", file=file, tensor=min(both))
-        entries |= found
-    return entries
 
 
 def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:

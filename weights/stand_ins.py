@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weights.pickled import Known, Malformed
+from weights.pickle_machine import Known, Malformed, checked_key
 
 MAX_DIMS = 16
 
@@ -189,9 +189,7 @@ def _ordered(*args: Any) -> dict[Any, Any]:
     pairs = args[0] if len(args) == 1 and type(args[0]) is list else []
     if len(args) > 1 or any(type(p) not in (list, tuple) or len(p) != 2 for p in pairs):
         raise Malformed("not a list of pairs")
-    if any(type(key) is not str for key, _ in pairs):
-        raise Malformed("a key that is not a string")
-    return dict(pairs)
+    return {checked_key(key): value for key, value in pairs}
 
 
 def _counter(counts: Any) -> dict[Any, Any]:

@@ -193,7 +193,7 @@ def test_index_without_a_weight_map_is_refused(weight_map, tmp_path):
 
 
 def test_empty_folder_and_broken_config_are_named(tmp_path):
-    with pytest.raises(WeightError, match="no \\*.safetensors file in this folder"):
+    with pytest.raises(WeightError, match="no \\*.safetensors or \\*.bin file in this folder"):
         load(tmp_path)
     folder(tmp_path, {"model.safetensors": part(*SMALL), "config.json": b"{"})
     with pytest.raises(WeightError, match="config.json: its JSON can't be read"):

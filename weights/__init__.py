@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from weights import ctranslate2, diffusers, folder, ggml, gguf, meta, pytorch, safetensors, zipped
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
-from weights.convert import convert
+from weights.convert import write_as
 from weights.download import FetchError, fetch, resolve
 from weights.params import Params, check
 
@@ -67,3 +68,8 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
         if head.startswith(magic):
             raise WeightError(f"it is {what}", file=path, expected=expected, remedy=remedy)
     raise WeightError("not a checkpoint", file=path, expected=expected)
+
+
+def convert(src: str | os.PathLike[str], dst: str | os.PathLike[str], **options: Any) -> None:
+    """Write the checkpoint at `src` to `dst` in the format of its suffix: see `write_as`."""
+    write_as(load(src, device="reference"), dst, **options)

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from weights import load
+from weights import convert, load
 from weights.checkpoint import Checkpoint, WeightError, printable
-from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, convert, target_of
+from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
 from weights.download import fetch, is_fetched, megabytes, resolve
 from weights.registry import MODELS, find
 

@@ -8,7 +8,6 @@ large the file is.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from weights import gguf_metadata, gguf_write, names, safetensors_write
+from weights import config, gguf_metadata, gguf_write, names, pytorch_write, safetensors_write
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
 from weights.mapped import give_back, is_mapped
 from weights.quant import BY_NAME, FORMATS, READABLE
@@ -39,15 +38,20 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Target:
-    """A format to write: the types it can hold, and how names and metadata become a file."""
+    """A format to write: the types that it can hold, what it keeps beside the tensors, how.
+
+    `metadata` is made from the renamed source and the model that it is; with it may come tensors
+    that only this format needs.
+    """
 
     name: str
     types: frozenset[str]
-    write: Callable[[Path, list[Stored], Checkpoint], None]
+    metadata: Callable[[Checkpoint, str | None], tuple[dict[str, Any], dict[str, Entry]]]
+    write: Callable[[Path, list[Stored], dict[str, Any]], None]
 
 
-def convert(
-    src: str | os.PathLike[str],
+def write_as(
+    source: Checkpoint,
     dst: str | os.PathLike[str],
     *,
     dtype: str | None = None,
@@ -56,7 +60,7 @@ def convert(
     force: bool = False,
     progress: Progress | None = None,
 ) -> None:
-    """Write the checkpoint `src` (a path) to `dst`, whose suffix chooses the format.
+    """Write a checkpoint to `dst`, whose suffix chooses the format.
 
     `dtype` (f16, bf16, f32) is what floats become; without it they stay as they are, except that
     quantised ones become f16 where the format has no such type. `quantize` (q8_0, q4_0, q4_1,
@@ -64,22 +68,21 @@ def convert(
     does by default. `progress` is told the bytes written and those in all. WeightError for a file
     that can't be read, written or held by the format; `dst` is then as it was.
     """
-    from weights import load
-
-    src, dst = Path(src), Path(dst)
+    dst = Path(dst)
     target = target_of(dst)
     check_options(dst, dtype, quantize)
-    source = load(src, device="reference")
     if dst.exists() and is_mapped(dst):
         raise WeightError("it is what is being read", file=dst, remedy="write to another file")
-    with whole_file(dst, force) as partial_path:
-        checkpoint = _named(source, target, layout)
-        tensors = [
-            _stored(name, entry, _new_type(name, entry.info, target, dtype, quantize))
-            for name, entry in checkpoint.entries.items()
-        ]
+    with whole_file(dst, force) as place:
+        model, checkpoint = _named(source, target, layout)
+        metadata, more = target.metadata(checkpoint, model)
+        entries = dict(checkpoint.entries) | more
+        types = {n: _new_type(n, e.info, target, dtype, quantize) for n, e in entries.items()}
+        tensors = [_stored(name, entry, types[name]) for name, entry in entries.items()]
+        if target.name == "gguf" and any(types[n] != e.info.type for n, e in entries.items()):
+            metadata |= gguf_metadata.file_type([info for _, info, _ in tensors])
         _check_types(tensors, target, dst)
-        target.write(partial_path, _counted(tensors, progress), checkpoint)
+        target.write(place, _counted(tensors, progress), metadata)
 
 
 def target_of(dst: Path) -> Target:
@@ -103,17 +106,18 @@ def check_options(dst: Path, dtype: str | None, quantize: str | None) -> None:
         raise WeightError("only GGUF holds quantised tensors", file=dst, remedy=remedy)
 
 
-def _named(source: Checkpoint, target: Target, layout: str | None) -> Checkpoint:
-    """The source under the names that the target has; a model we don't know keeps its own."""
+def _named(source: Checkpoint, target: Target, layout: str | None) -> tuple[str | None, Checkpoint]:
+    """Which model the source is, and it under the target's names; None keeps its own names."""
     found = names.recognise(source)
     if found is None:
         if layout:
             problem = f"its model is not recognised, so its names can't become '{layout}'"
             raise WeightError(problem, file=source.path)
-        return source
-    if target.name == "gguf" and "gguf" in names.LAYOUTS[found[0]]:
-        return names.in_layout(source, layout or "gguf")
-    return names.in_layout(source, layout) if layout else names.canonical(source)
+        return None, source
+    model, _ = found
+    if layout is None and target.name == "gguf" and "gguf" in names.LAYOUTS[model]:
+        layout = "gguf"
+    return model, names.in_layout(source, layout) if layout else names.canonical(source)
 
 
 # --- types -----------------------------------------------------------------------------------
@@ -198,28 +202,25 @@ def _counted(tensors: list[Stored], progress: Progress | None) -> list[Stored]:
     return [(name, info, partial(count, pieces)) for name, info, pieces in tensors]
 
 
-# --- formats ---------------------------------------------------------------------------------
-
-
-def _write_gguf(path: Path, tensors: list[Stored], checkpoint: Checkpoint) -> None:
-    gguf_write.write(path, tensors, gguf_metadata.for_gguf(checkpoint))
-
-
-def _write_safetensors(path: Path, tensors: list[Stored], checkpoint: Checkpoint) -> None:
-    config = json.dumps(_plain(checkpoint.metadata), ensure_ascii=False)
-    safetensors_write.write(path, tensors, {"format": "menagerie", "config": config})
-
-
-def _plain(value: Any) -> Any:
-    """What JSON holds of a value; the rest, such as what a pickle may have, as text."""
-    if isinstance(value, (str, int, float, type(None))):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return {str(key): _plain(value[key]) for key in value} if hasattr(value, "keys") else str(value)
-
-
+_PYTORCH = Target(
+    "PyTorch",
+    pytorch_write.TYPES,
+    lambda checkpoint, model: (config.gathered(checkpoint), {}),
+    pytorch_write.write,
+)
 TARGETS = {
-    ".safetensors": Target("safetensors", _PLAIN, _write_safetensors),
-    ".gguf": Target("gguf", frozenset(f.name for f in FORMATS if f.ggml is not None), _write_gguf),
+    ".safetensors": Target(
+        "safetensors",
+        _PLAIN,
+        lambda checkpoint, model: (config.carried(checkpoint), {}),
+        safetensors_write.write,
+    ),
+    ".gguf": Target(
+        "gguf",
+        frozenset(f.name for f in FORMATS if f.ggml is not None),
+        gguf_metadata.for_gguf,
+        gguf_write.write,
+    ),
+    ".pt": _PYTORCH,
+    ".pth": _PYTORCH,
 }

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weights.checkpoint import TensorInfo, WeightError, printable
-from weights.gguf import ARRAY, MAGIC, MAX_DIMS, SCALARS, STRING
+from weights.gguf_header import ARRAY, MAGIC, MAX_DIMS, SCALARS, STRING
 from weights.quant import BY_NAME
 from weights.stored import Stored, write_all
 

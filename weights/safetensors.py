@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from weights import config
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
 from weights.jsonfile import as_object, parse
 from weights.mapped import entry, open_mapped
@@ -24,8 +25,13 @@ MAX_DIMS = 16
 
 
 def load(path: Path, device: str | None = None) -> Checkpoint:
-    """Open one safetensors file; WeightError, naming the file, for anything malformed."""
+    """Open one safetensors file; WeightError, naming the file, for anything malformed.
+
+    `.metadata` is the file's `__metadata__`, or in a file of ours the configuration in it.
+    """
     entries, metadata = _read_file(path)
+    if metadata.get("format") == config.FORMAT and isinstance(metadata.get("config"), str):
+        metadata = as_object(path, parse(path, metadata["config"].encode()))
     return Checkpoint(path, "safetensors", metadata, entries, device)
 
 

@@ -44,7 +44,7 @@ class RegisterTile:
     columns_in_all: Int
     depth: int
     lanes: int
-    features: frozenset[str]
+    native: bool  # whether halves become floats by an instruction
     block: int
 
     @property
@@ -99,7 +99,7 @@ class RegisterTile:
         return panels.multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
-        return code.helpers(self.lanes, self.features), _source(self)
+        return code.helpers(self.lanes, self.native), _source(self)
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -125,7 +125,7 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         right = g.packed(form.layout(found.right))
     target = settings.target
     depth = -(-k // form.unit) * form.unit
-    spec = RegisterTile(form, left.view, m, n, depth, target.lanes, target.features, 0)
+    spec = RegisterTile(form, left.view, m, n, depth, target.lanes, code.is_native(target), 0)
     block = _block(spec, form.batch(right) * upper(form.panels(right)), target.cores)
     return g.intrinsic(replace(spec, block=block), (left.base, right))
 

@@ -36,7 +36,7 @@ class Stream:
     columns_in_all: Int
     depth: int
     lanes: int
-    features: frozenset[str]
+    native: bool  # whether halves become floats by an instruction
     strip: int = MOST
     block: int = MOST
     work: int = 0
@@ -63,7 +63,7 @@ class Stream:
         return panels.multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
-        return code.helpers(self.lanes, self.features), _source(self)
+        return code.helpers(self.lanes, self.native), _source(self)
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -88,7 +88,7 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         operands.append(g.packed(g.reshape(total, (m, k // BLOCK))))
     depth = -(-k // form.unit) * form.unit
     target = settings.target
-    spec = Stream(form, left.view, m, n, depth, target.lanes, target.features)
+    spec = Stream(form, left.view, m, n, depth, target.lanes, code.is_native(target))
     return g.intrinsic(spec, tuple(operands))
 
 

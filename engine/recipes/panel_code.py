@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine import dtype as dt
+from engine.ir import Target
 from engine.recipes.blocks import PANEL, Layout
 from engine.recipes.panels import Form
 from engine.recipes.product import BLOCK
@@ -54,11 +55,16 @@ def mark(lanes: int) -> str:
     return f"static __attribute__((min_vector_width({32 * lanes})))"
 
 
-def helpers(lanes: int, features: frozenset[str]) -> str:
+def is_native(target: Target) -> bool:
+    """Whether vectors of halves become floats by an instruction that this code knows."""
+    needed = {16: {"f16c", "avx512f"}, 8: {"f16c", "avx2"}, 4: {"f16c"}}[target.lanes]
+    return needed <= target.features
+
+
+def helpers(lanes: int, native: bool) -> str:
     """What the code of a Reader calls."""
     f, i, h = f"float{lanes}", f"int{lanes}", f"ushort{lanes}"
-    asm = {16: {"f16c", "avx512f"}, 8: {"f16c", "avx2"}, 4: {"f16c"}}[lanes] <= features
-    if asm:
+    if native:
         halves = (
             f'{f} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const {h}*)p));'
             " return r;"

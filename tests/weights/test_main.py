@@ -92,7 +92,7 @@ def test_list_names_size_and_licence(capsys):
 
 @pytest.mark.parametrize(
     ("argv", "description"),
-    [([], "List, fetch and inspect"), (["inspect"], "show what a checkpoint holds")],
+    [([], "List, fetch, inspect and convert"), (["inspect"], "show what a checkpoint holds")],
 )
 def test_help_has_a_description_and_examples(argv, description, capsys):
     with pytest.raises(SystemExit) as caught:

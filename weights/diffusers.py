@@ -8,7 +8,7 @@ transformers's `from_pretrained`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +70,15 @@ def _is_there(row: object) -> bool:
 
 
 def _read_part(
-    folder: Path, open_file: Callable[[Path], Any], variant: str | None
+    folder: Path, open_file: Callable[[Path], Mapping[str, Entry]], variant: str | None
 ) -> dict[str, Entry]:
     for file, is_index in _candidates(_VARIANTS if variant is None else (variant,)):
-        if (folder / file).is_file():
-            return (read_index if is_index else _whole)(folder / file, open_file)
+        found = folder / file
+        if found.is_file():
+            return read_index(found, open_file) if is_index else dict(open_file(found))
     wanted = "" if variant is None else f" of variant '{printable(variant)}'"
     expected = ", ".join(f"{stem}.{ending}" for stem, ending in _STEMS)
     raise WeightError(f"no weights{wanted} in this folder", file=folder, expected=expected)
-
-
-def _whole(file: Path, open_file: Callable[[Path], Any]) -> dict[str, Entry]:
-    return open_file(file)
 
 
 def _candidates(variants: tuple[str, ...]) -> Iterator[tuple[str, bool]]:

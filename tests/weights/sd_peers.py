@@ -7,18 +7,18 @@ from typing import Any
 # What differs between the versions' UNets; all else is the same.
 UNETS: dict[str, dict[str, Any]] = {
     "1": {
-        "block_out_channels": (32, 32, 64, 64),
+        "block_out_channels": (8, 16, 32, 32),
         "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
         "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
     },
     "2": {
-        "block_out_channels": (32, 32, 64, 64),
+        "block_out_channels": (8, 16, 32, 32),
         "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
         "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
         "use_linear_projection": True,
     },
     "xl": {
-        "block_out_channels": (32, 32, 64),
+        "block_out_channels": (8, 16, 32),
         "down_block_types": ("DownBlock2D",) + ("CrossAttnDownBlock2D",) * 2,
         "up_block_types": ("CrossAttnUpBlock2D",) * 2 + ("UpBlock2D",),
         "transformer_layers_per_block": (1, 2, 10),
@@ -28,7 +28,7 @@ UNETS: dict[str, dict[str, Any]] = {
         "projection_class_embeddings_input_dim": 80,
     },
     "refiner": {
-        "block_out_channels": (32, 32, 64, 64),
+        "block_out_channels": (8, 16, 32, 32),
         "down_block_types": ("DownBlock2D",) + ("CrossAttnDownBlock2D",) * 2 + ("DownBlock2D",),
         "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 2 + ("UpBlock2D",),
         "transformer_layers_per_block": 4,
@@ -60,7 +60,7 @@ def parts(version: str) -> dict[str, Any]:
             norm_num_groups=8, **UNETS[version],
         ),
         "vae": AutoencoderKL(
-            block_out_channels=(8, 8, 16, 16), layers_per_block=2, norm_num_groups=4,
+            block_out_channels=(8, 16, 32, 32), layers_per_block=2, norm_num_groups=4,
             down_block_types=("DownEncoderBlock2D",) * 4, up_block_types=("UpDecoderBlock2D",) * 4,
         ),
     }  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from weights import convert, load
+from weights import convert, load, names
 from weights.checkpoint import Checkpoint, WeightError, printable
 from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
 from weights.download import fetch, is_fetched, megabytes, resolve
@@ -36,6 +36,7 @@ Tensors keep their types bit for bit, but for what the format lacks: quantised o
 safetensors and PyTorch files (or what --dtype says), vectors become f32 in GGUF. --quantize
 changes matrices only, embedding and output included; where rows are not whole blocks, q4_k falls
 back to q5_0 (rows of 32), all types to f16. Nothing is left behind by a conversion that fails."""
+_LONG_TEXT = 1000  # characters of a text
 _LONG = 16  # entries of an array that `inspect` still writes out
 
 
@@ -195,6 +196,7 @@ def _inspect(args: argparse.Namespace) -> None:
     print(f"file          {facts['file']}")
     print(f"format        {facts['format']}")
     print(f"architecture  {facts['architecture'] or 'not named'}")
+    print(f"model         {facts['model'] or 'not recognised'}")
     print(f"parameters    {facts['parameters']:,} in {len(checkpoint)} tensors")
     print(f"quantisation  {', '.join(f'{kind} {share:.1%}' for kind, share in mix)}")
     print("\nmetadata")
@@ -214,10 +216,12 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     for info in infos.values():
         counts[info.type] += math.prod(info.shape)
     total = sum(counts.values())
+    model = names.recognise(checkpoint)
     return {
         "file": str(checkpoint.path),
         "format": checkpoint.format,
         "architecture": checkpoint.architecture,
+        "model": model and f"{model[0]}, names of {model[1]}",
         "parameters": total,
         "quantisation": {kind: n / max(total, 1) for kind, n in counts.most_common()},
         "metadata": {key: _short(value) for key, value in checkpoint.metadata.items()},
@@ -229,8 +233,14 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > _LONG:
+    if isinstance(value, (list, dict)) and len(value) > _LONG:
         return f"[{len(value)} entries]"
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        return f"{value[:_LONG_TEXT]}… [{len(value)} characters]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity
     return value

@@ -73,11 +73,15 @@ def _in_archive(raw: bytes) -> bytes:
 
 
 SAFETENSORS = {"a": ("F32", (2, 3), bytes(24)), "b": ("BF16", (2,), bytes(4))}
+CARRIED = {"format": "menagerie", "config": '{"a": [1, {"b": 2.5}], "tokenizer_files": {}}'}
 PARSERS = {
     "pytorch": Parser(_torch_files, _file()),
     "pickle": Parser(_torch_pickles, _file(_in_archive)),
     "gguf": Parser(lambda: [b.small_gguf()], _file()),
-    "safetensors": Parser(lambda: [b.safetensors(SAFETENSORS, {"format": "pt"})], _file()),
+    "safetensors": Parser(
+        lambda: [b.safetensors(SAFETENSORS, {"format": "pt"}), b.safetensors(SAFETENSORS, CARRIED)],
+        _file(),
+    ),
 }
 
 

@@ -33,6 +33,15 @@ def test_inspect_shows_what_the_file_holds(model, capsys):
     assert "x F32 2x3 24" in lines and "y F16 3 6" in lines
 
 
+def test_inspect_names_the_model_and_cuts_long_texts(tmp_path, capsys):
+    pairs = [b.string("general.architecture", "llama"), b.string("template", "x" * 5000)]
+    headers = [b.header("token_embd.weight", (1, 8), b.F32, 0)]
+    (tmp_path / "m").write_bytes(b.gguf(pairs, headers, bytes(32)))
+    assert main(["inspect", str(tmp_path / "m"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"] == "llama, names of gguf" and len(facts["metadata"]["template"]) < 1100
+
+
 def test_inspect_json_is_one_object(model, capsys):
     assert main(["inspect", model, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

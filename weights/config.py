@@ -56,6 +56,34 @@ def tokenizer_files(checkpoint: Checkpoint) -> dict[str, bytes]:
     }
 
 
+def whisper_dims(checkpoint: Checkpoint) -> dict[str, int]:
+    """What OpenAI's files say of a Whisper under `dims`, from the tensors under their names.
+
+    A head has 64 elements in every Whisper. Empty when the tensors are not there.
+    """
+    names = ("encoder.conv1.weight", "encoder.positional_embedding",
+             "decoder.token_embedding.weight", "decoder.positional_embedding")  # fmt: skip
+    if not all(name in checkpoint for name in names):
+        return {}
+    shapes = [checkpoint.info(name).shape for name in names]
+    if [len(shape) for shape in shapes] != [3, 2, 2, 2]:
+        return {}
+    mels, audio, words, text = shapes
+    layers = {tuple(key.split(".")[:3]) for key in checkpoint if ".blocks." in key}
+    return {
+        "n_mels": mels[1],
+        "n_vocab": words[0],
+        **_side("audio", audio, sum(layer[0] == "encoder" for layer in layers)),
+        **_side("text", text, sum(layer[0] == "decoder" for layer in layers)),
+    }
+
+
+def _side(name: str, positions: tuple[int, ...], layers: int) -> dict[str, int]:
+    length, width = positions
+    sizes = {"ctx": length, "state": width, "head": width // 64, "layer": layers}
+    return {f"n_{name}_{key}": value for key, value in sizes.items()}
+
+
 def rope(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a Hugging Face configuration says of rotary positions; empty when nothing."""
     found = metadata.get("rope_parameters") or metadata.get("rope_scaling") or {}

@@ -202,10 +202,19 @@ def _counted(tensors: list[Stored], progress: Progress | None) -> list[Stored]:
     return [(name, info, partial(count, pieces)) for name, info, pieces in tensors]
 
 
+def _beside(checkpoint: Checkpoint, model: str | None) -> dict[str, Any]:
+    """What lies beside the tensors of a PyTorch file; OpenAI's loader of Whisper needs `dims`."""
+    beside = config.gathered(checkpoint)
+    if model == "whisper" and "dims" not in beside:
+        dims = config.whisper_dims(checkpoint)
+        beside |= {"dims": dims} if dims else {}
+    return beside
+
+
 _PYTORCH = Target(
     "PyTorch",
     pytorch_write.TYPES,
-    lambda checkpoint, model: (config.gathered(checkpoint), {}),
+    lambda checkpoint, model: (_beside(checkpoint, model), {}),
     pytorch_write.write,
 )
 TARGETS = {

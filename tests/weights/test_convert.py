@@ -15,9 +15,9 @@ import pytest
 import weights
 from tests.weights import build as b
 from tests.zoo.llama import tiny, vocab
-from weights import WeightError, gguf_write, load
+from weights import WeightError, config, gguf_write, load
 from weights.__main__ import main
-from weights.checkpoint import TensorInfo
+from weights.checkpoint import Checkpoint, Entry, TensorInfo
 from weights.convert import write_as
 from weights.gguf_metadata import llama3_factors
 from weights.quantise import encode
@@ -102,7 +102,7 @@ def test_safetensors_package_reads_what_is_written(tmp_path):
 CHAINS = ["a.gguf", "a.safetensors", "a.pt", "a.safetensors b.gguf", "a.pt b.safetensors"]
 
 
-@pytest.mark.parametrize("chain", map(str.split, CHAINS))
+@pytest.mark.parametrize("chain", [chain.split() for chain in CHAINS])
 def test_folder_becomes_a_file_that_chats_the_same(chain, tmp_path):
     path = folder = tiny.write_folder(tmp_path / "hf")
     for name in chain:
@@ -172,6 +172,23 @@ def test_back_in_gguf_everything_is_as_it_was(smollm2, tmp_path):
     kinds = {key: np.asarray(before.metadata.typed(key)).dtype.kind for key in kept}
     assert all(np.asarray(after.metadata.typed(key)).dtype.kind in (kind, *"ui") for key, kind in
                kinds.items())  # fmt: skip
+
+
+def test_whispers_dims_are_those_of_openais_tiny(tmp_path):
+    shapes = {
+        "encoder.conv1.weight": (384, 80, 3),
+        "encoder.positional_embedding": (1500, 384),
+        "decoder.token_embedding.weight": (51865, 384),
+        "decoder.positional_embedding": (448, 384),
+    }
+    shapes |= {f"{side}.blocks.{n}.mlp_ln.bias": (384,) for side in ("encoder", "decoder")
+               for n in range(4)}  # fmt: skip
+    entries = {name: Entry(TensorInfo(shape, "F16", 0), None, None) for name, shape in
+               shapes.items()}  # fmt: skip
+    dims = config.whisper_dims(Checkpoint(tmp_path, "pytorch", {}, entries))
+    audio = {"n_audio_ctx": 1500, "n_audio_state": 384, "n_audio_head": 6, "n_audio_layer": 4}
+    text = {"n_text_ctx": 448, "n_text_state": 384, "n_text_head": 6, "n_text_layer": 4}
+    assert dims == {"n_mels": 80, "n_vocab": 51865} | audio | text
 
 
 # --- what may go wrong ------------------------------------------------------------------------

@@ -73,11 +73,15 @@ def _join(path: Path, name: str, parts: list[Entry], params: dict[str, Any]) -> 
 
 
 def _embedding_axis(path: Path, shape: tuple[int, ...], count: int, params: dict[str, Any]) -> int:
-    dim = params.get("dim")
+    dim, vocabulary = params.get("dim"), params.get("vocab_size", -1)
     if shape[1] == dim:
+        if vocabulary not in (-1, shape[0] * count):  # -1: the tokenizer knows, as LLaMA 1 says
+            problem = f"its rows do not fit `vocab_size` of {PARAMS}; is a shard missing?"
+            facts = {"expected": vocabulary, "got": f"{shape[0]} in each of {count} shards"}
+            raise WeightError(problem, file=path, tensor=_EMBEDDING, **facts)
         return 0
     if shape[1] * count == dim:
         return 1
-    problem = f"its columns do not fit `dim` of {PARAMS}"
+    problem = f"its columns do not fit `dim` of {PARAMS}; is a shard missing?"
     expected = f"{dim}, or {dim} in all {count} shards"
     raise WeightError(problem, file=path, tensor=_EMBEDDING, expected=expected, got=shape[1])

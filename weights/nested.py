@@ -86,9 +86,9 @@ def _copy(budget: Budget, value: Any, depth: int) -> Any:
     budget.spend(_NODE)
     if depth > _MAX_DEPTH:
         raise WeightError(f"its values are nested deeper than {_MAX_DEPTH}", file=budget.path)
+    if value is None or type(value) in (bool, int, float, str):
+        return value
     match value:
-        case None | bool() | int() | float() | str():
-            return value
         case TensorRef():
             raise _HoldsTensor
         case ElementType() | Known():

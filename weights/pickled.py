@@ -21,7 +21,8 @@ from weights.pickle_machine import SLOT, Known, Machine, Malformed, checked_key,
 
 _MAX_OPS = 700_000  # half a second's worth; SDXL's 2,500 tensors take 90,000
 _MAX_INT = 255  # bytes of an integer; printing one takes time quadratic in them
-_MARK, _OBJECT, _PAIR, _MEMBER = 48, 256, 100, 120  # bytes of memory, rounded up
+# Bytes of memory, rounded up; a container's include the room for its first items.
+_MARK, _OBJECT, _CONTAINER, _PAIR, _MEMBER = 48, 256, 256, 100, 120
 
 
 def load(
@@ -75,7 +76,11 @@ def _constant(value: Any) -> Callable[[Machine], None]:
 
 
 def _fresh(make: type) -> Callable[[Machine], None]:
-    return lambda m: m.push_new(make())
+    def handler(m: Machine) -> None:
+        m.budget.spend(_CONTAINER)
+        m.push(make())
+
+    return handler
 
 
 def _sized(form: struct.Struct, make: Callable[[bytes], Any]) -> Callable[[Machine], None]:
@@ -104,20 +109,21 @@ def _append(m: Machine, values: list[Any]) -> None:
     target = m.top()
     if type(target) is not list:
         raise Malformed(f"it appends to a {type(target).__name__}")
-    m.budget.spend(32 + SLOT * len(values))
+    m.budget.spend(SLOT * len(values))
     target.extend(values)
 
 
 def _set_items(m: Machine, flat: list[Any], target: Any) -> None:
     if type(target) is not dict or len(flat) % 2:
         raise Malformed(f"it sets items of a {type(target).__name__}")
-    m.budget.spend(2 * _PAIR + _PAIR * (len(flat) // 2))
+    m.budget.spend(_PAIR * (len(flat) // 2))
     target.update((checked_key(k), v) for k, v in zip(flat[::2], flat[1::2]))
 
 
 def _dict(m: Machine) -> None:
     flat = m.pop_mark()
-    m.push_new({})
+    m.budget.spend(_CONTAINER)
+    m.push({})
     _set_items(m, flat, m.top())
 
 

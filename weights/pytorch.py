@@ -79,6 +79,11 @@ def _read_zip(path: Path, data: mmap.mmap, budget: Budget) -> tuple[_File, Any]:
     if f"{root}constants.pkl" in found:
         remedy = "save the state_dict of the module instead"
         raise WeightError("a TorchScript program, not a checkpoint", file=path, remedy=remedy)
+    compressed = next((name for name, place in found.items() if place is None), None)
+    if compressed is not None:
+        problem = f"its zip archive has '{printable(compressed)}' compressed"
+        remedy = "unpack it, and pack it again without compression (`zip -0 -r`)"
+        raise WeightError(problem, file=path, remedy=remedy)
     at, length = found.get(f"{root}byteorder", (0, 0))
     order = data[at : at + min(length, 8)] or b"little"
     if order not in (b"little", b"big"):

@@ -25,14 +25,17 @@ _MAX_COMMENT = 65535
 _MAX_ENTRIES = 65535  # what a zip held before zip64; a checkpoint has a few thousand
 _FULL_32 = 0xFFFFFFFF  # "see the zip64 field"
 _ENCRYPTED = 1  # a bit of the flags
-_COST = 400  # bytes of memory per entry
+_COST = 500  # bytes of memory per entry
 
 
-def entries(path: Path, file: BinaryIO, size: int, budget: Budget) -> dict[str, tuple[int, int]]:
-    """Name -> (offset of the data, its length), for an archive of `size` bytes opened as `file`.
+Place = tuple[int, int]  # offset and length of an entry's data
 
-    WeightError for an archive that is damaged, compressed, encrypted or in several parts, whose
-    entries overlap or appear twice, or whose names leave the folder that they are unpacked to.
+
+def entries(path: Path, file: BinaryIO, size: int, budget: Budget) -> dict[str, Place | None]:
+    """Name -> where its data lies, None when compressed; `file` is the archive of `size` bytes.
+
+    WeightError for an archive that is damaged, encrypted or in several parts, whose entries
+    overlap or appear twice, or whose names leave the folder that they are unpacked to.
     """
     return _Archive(path, file, size, budget).entries()
 
@@ -50,23 +53,25 @@ class _Archive:
         self.file.seek(offset)
         return self.file.read(count)
 
-    def entries(self) -> dict[str, tuple[int, int]]:
+    def entries(self) -> dict[str, Place | None]:
         count, start, end = self.directory()
         if not 0 < count <= _MAX_ENTRIES or count * _CENTRAL.size > end - start:
             expected = f"1 to {_MAX_ENTRIES}, as many as its directory has room for"
             self.fail("claims a wrong number of entries", expected=expected, got=count)
         self.budget.spend(end - start + _COST * count)
         raw, at = self.at(start, end - start, "the directory"), 0
-        found: dict[str, tuple[int, int]] = {}
+        found: dict[str, Place | None] = {}
+        extents: list[tuple[int, int, str]] = []
         for _ in range(count):
-            name, where, at = self.entry(raw, at)
+            name, header, place, stored, at = self.entry(raw, at)
             if name in found:
                 self.fail(f"has '{printable(name)}' twice")
-            found[name] = where
+            found[name] = place if stored else None
+            extents.append((header, sum(place), name))
         if at != len(raw):
             self.fail("has a directory of the wrong size")
-        self.check_apart(found, start)
-        return {name: (begin, end - begin) for name, (_, begin, end) in found.items()}
+        self.check_apart(extents, start)
+        return found
 
     def directory(self) -> tuple[int, int, int]:
         """The number of entries and the bytes of the central directory."""
@@ -99,8 +104,8 @@ class _Archive:
             self.fail("has a damaged zip64 end")
         return at, disk, first, here, count, size, start
 
-    def entry(self, raw: bytes, at: int) -> tuple[str, tuple[int, int, int], int]:
-        """Its name, (local header, begin and end of the data), and the next entry's position."""
+    def entry(self, raw: bytes, at: int) -> tuple[str, int, Place, bool, int]:
+        """Name, local header, place of the data, whether uncompressed; where the next row is."""
         if at + _CENTRAL.size > len(raw):
             self.fail("has a directory of the wrong size")
         row = _CENTRAL.unpack_from(raw, at)
@@ -113,13 +118,10 @@ class _Archive:
             self.fail("has a damaged directory")
         name = self.name(spelled)
         full, packed, header = self.wide(name, extra, (full, packed, header))
-        if method or packed != full:
-            remedy = "unpack it, and pack it again without compression (`zip -0 -r`)"
-            self.fail(f"has '{printable(name)}' compressed", remedy=remedy)
         if flags & _ENCRYPTED or disk:
             self.fail(f"has '{printable(name)}' encrypted or in another part")
-        begin = self.data(name, spelled, header)
-        return name, (header, begin, begin + full), at
+        place = self.data(name, spelled, header), packed
+        return name, header, place, method == 0 and packed == full, at
 
     def name(self, raw: bytes) -> str:
         try:
@@ -155,9 +157,9 @@ class _Archive:
             self.fail(f"has a damaged header of '{printable(name)}'")
         return header + _LOCAL.size + row[9] + row[10]
 
-    def check_apart(self, found: dict[str, tuple[int, int, int]], limit: int) -> None:
+    def check_apart(self, extents: list[tuple[int, int, str]], limit: int) -> None:
         last = 0
-        for name, (header, _, end) in sorted(found.items(), key=lambda item: item[1][0]):
+        for header, end, name in sorted(extents):
             if header < last:
                 self.fail(f"has '{printable(name)}' overlapping another entry")
             last = end

@@ -81,6 +81,14 @@ def test_last_shard_missing_is_noticed_by_the_embedding(tmp_path):
         load(tmp_path)
 
 
+def test_last_shard_missing_is_noticed_by_the_vocabulary(tmp_path):
+    folder(tmp_path, 2, {"tok_embeddings.weight": 0}, vocab_size=VOCAB)
+    assert load(tmp_path).info("tok_embeddings.weight").shape == (VOCAB, DIM)
+    folder(tmp_path, 2, {"tok_embeddings.weight": 0}, vocab_size=2 * VOCAB)
+    with pytest.raises(WeightError, match="`vocab_size` of params.json; is a shard missing"):
+        load(tmp_path)
+
+
 def test_shards_of_different_models_are_refused(tmp_path):
     folder(tmp_path, 2)
     put(tmp_path / "consolidated.01.pth", {"tok_embeddings.weight": WHOLE["tok_embeddings.weight"]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -259,8 +260,12 @@ REFUSED = {
         "expected one data.pkl in its top folder, got 2",
     ),
     "TorchScript": (
-        t.archive(ONE, others={"constants.pkl": b""}),
+        t.zipped(dict.fromkeys(("a/data.pkl", "a/constants.pkl"), b"N."), zipfile.ZIP_DEFLATED),
         "a TorchScript program, not a checkpoint; save the state_dict of the module instead",
+    ),
+    "compressed archive": (
+        t.zipped({"a/data.pkl": t.pickled(ONE), "a/data/0": t.SIX}, zipfile.ZIP_DEFLATED),
+        "has 'a/data.pkl' compressed; unpack it, and pack it again without compression",
     ),
     "unknown byte order": (t.archive(ONE, others={"byteorder": b"pdp"}), "unknown byte order"),
     "pickle of something else": (t.pickled(ONE[:1]), "a pickle, but not one of torch.save"),

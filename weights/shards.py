@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -25,7 +26,7 @@ def read_index(index: Path, open_file: Callable[[Path], Mapping[str, Entry]]) ->
             raise WeightError(problem, file=index, tensor=tensor, got=name)
         if name not in shards:
             shard = index.parent / name
-            if not shard.is_file():
+            if not os.path.isfile(shard):  # unlike is_file, also of names that no system has
                 remedy = f"fetch {printable(name)} again"
                 raise WeightError("a shard is missing", file=shard, tensor=tensor, remedy=remedy)
             shards[name] = open_file(shard)

@@ -71,3 +71,30 @@ def ggml(
     vocabulary = b"".join(struct.pack("<I", len(token)) + token for token in tokens)
     head = b"lmgg" + struct.pack("<11I", *dims.values()) + filters
     return head + struct.pack("<I", n_tokens) + vocabulary + b"".join(tensors)
+
+
+SETTINGS = [variable("encoder/num_heads", (), 2, struct.pack("<h", 2)),
+            variable("decoder/alignment_layer", (), 2, struct.pack("<h", -1)),
+            variable("decoder/pre_norm", (), 1, b"\1")]  # fmt: skip
+
+
+def small_ctranslate2() -> bytes:
+    """One variable of each type, settings, and an alias of a quantised weight."""
+    tensors = [of_array(f"x/{code[-2:]}", np.arange(6, dtype=code).reshape(2, 3))
+               for code in ("<f4", "<f2", "<i2", "<i4")]  # fmt: skip
+    tensors += [
+        variable("x/bf16", (2,), 5, struct.pack("<2H", 0x3F80, 0xC000)),
+        of_array("a/weight", np.array([[-2, 4]], "i1")),
+        of_array("a/weight_scale", np.array([2], "<f4")),
+        of_array("b/weight_scale", np.array(0.5, "<f4")),  # one for a whole matrix
+    ]
+    return ctranslate2([*tensors, *SETTINGS], {"c/weight": "a/weight", "d": "x/f4"})
+
+
+FLOATS = ggml_tensor("x", (2, 3), F32, np.arange(6, dtype="<f4").tobytes())
+HALVES = ggml_tensor("h", (3,), F16, np.arange(3, dtype="<f2").tobytes())
+BLOCKS = ggml_tensor("q", (2, 32), Q8_0, struct.pack("<e32b", 2, *range(1, 33)) * 2)
+
+
+def small_ggml() -> bytes:
+    return ggml([FLOATS, HALVES, BLOCKS], ftype=2007)

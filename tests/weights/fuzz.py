@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.weights import build as b
+from tests.weights import build_binary, fuzz_names
 from tests.weights import build_torch as t
 from weights import WeightError, load
 from weights.pickled import OPCODES
@@ -82,6 +84,10 @@ PARSERS = {
         lambda: [b.safetensors(SAFETENSORS, {"format": "pt"}), b.safetensors(SAFETENSORS, CARRIED)],
         _file(),
     ),
+    "ggml": Parser(lambda: [build_binary.small_ggml()], _file()),
+    "ctranslate2": Parser(lambda: [build_binary.small_ctranslate2()], _file()),
+    "diffusers": Parser(fuzz_names.folder_texts, fuzz_names.open_folder),
+    "names": Parser(fuzz_names.key_lists, fuzz_names.translate_keys),
 }
 
 
@@ -174,7 +180,7 @@ def main() -> int:
         for outcome in [o for o in counts if o not in ("opened", "refused")][:20]:
             print(f"  {outcome}", file=sys.stderr)
     if not failed:
-        folder.rmdir()
+        shutil.rmtree(folder)
     return min(failed, 1)
 
 

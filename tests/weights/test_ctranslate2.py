@@ -14,23 +14,6 @@ from tests.weights import models, whisper
 from tests.weights.test_gguf import mutations
 from weights import WeightError, load, names
 
-SETTINGS = [b.variable("encoder/num_heads", (), 2, struct.pack("<h", 2)),
-            b.variable("decoder/alignment_layer", (), 2, struct.pack("<h", -1)),
-            b.variable("decoder/pre_norm", (), 1, b"\1")]  # fmt: skip
-
-
-def small() -> bytes:
-    """One variable of each type, settings, and an alias of a quantised weight."""
-    tensors = [b.of_array(f"x/{code[-2:]}", np.arange(6, dtype=code).reshape(2, 3))
-               for code in ("<f4", "<f2", "<i2", "<i4")]  # fmt: skip
-    tensors += [
-        b.variable("x/bf16", (2,), 5, struct.pack("<2H", 0x3F80, 0xC000)),
-        b.of_array("a/weight", np.array([[-2, 4]], "i1")),
-        b.of_array("a/weight_scale", np.array([2], "<f4")),
-        b.of_array("b/weight_scale", np.array(0.5, "<f4")),  # one for a whole matrix
-    ]
-    return b.ctranslate2([*tensors, *SETTINGS], {"c/weight": "a/weight", "d": "x/f4"})
-
 
 def opened(tmp_path, raw: bytes):
     path = tmp_path / "any.name"
@@ -39,7 +22,7 @@ def opened(tmp_path, raw: bytes):
 
 
 def test_each_type_settings_and_aliases_are_read(tmp_path):
-    checkpoint = opened(tmp_path, small())
+    checkpoint = opened(tmp_path, b.small_ctranslate2())
     assert checkpoint.format == "ctranslate2" and checkpoint.architecture == "whisper"
     assert checkpoint.metadata == {
         "spec": "WhisperSpec", "revision": 3, "model_type": "whisper", "encoder/num_heads": 2,
@@ -61,7 +44,7 @@ def write_folder(path, arrays: dict[str, np.ndarray], config: dict | None = None
     path.mkdir()
     variables = [b.of_array(key, w) for key, w in sorted(arrays.items())]
     aliases = {"decoder/projection/weight": "decoder/embeddings/weight"}
-    (path / "model.bin").write_bytes(b.ctranslate2(variables + SETTINGS, aliases))
+    (path / "model.bin").write_bytes(b.ctranslate2(variables + b.SETTINGS, aliases))
     (path / "config.json").write_text(json.dumps(config or {"suppress_ids": [1]}))
 
 
@@ -151,7 +134,7 @@ def test_damaged_file_beside_the_model_is_named(file, raw, message, tmp_path):
     assert file in str(caught.value)
 
 
-@given(raw=mutations(small()))
+@given(raw=mutations(b.small_ctranslate2()))
 @settings(
     max_examples=200,
     deadline=1000,  # milliseconds: the limit for a hostile file

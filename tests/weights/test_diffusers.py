@@ -127,6 +127,14 @@ def broken(**rows: object) -> bytes:
             "unet/no: tensor 'x': a shard is missing",
         ),
         (
+            {"unet/model.safetensors.index.json": broken(weight_map={"x": "n" * 5000})},
+            "a shard is missing",
+        ),
+        (
+            {"unet/model.safetensors.index.json": broken(weight_map={"x": "\ud800"})},
+            "a shard is missing",
+        ),
+        (
             {"unet/model.safetensors.index.json": broken(weight_map={"y": "model.safetensors"})},
             "'y': the index says it is in model.safetensors, which has no such tensor",
         ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
@@ -14,14 +13,6 @@ from tests.weights.test_gguf import mutations
 from weights import WeightError, load, names
 from weights.names.whisper import dims
 
-X = b.ggml_tensor("x", (2, 3), b.F32, np.arange(6, dtype="<f4").tobytes())
-HALVES = b.ggml_tensor("h", (3,), b.F16, np.arange(3, dtype="<f2").tobytes())
-BLOCKS = b.ggml_tensor("q", (2, 32), b.Q8_0, struct.pack("<e32b", 2, *range(1, 33)) * 2)
-
-
-def small() -> bytes:
-    return b.ggml([X, HALVES, BLOCKS], ftype=2007)
-
 
 def opened(tmp_path, raw: bytes):
     path = tmp_path / "ggml-tiny.bin"
@@ -30,7 +21,7 @@ def opened(tmp_path, raw: bytes):
 
 
 def test_sizes_tokens_and_tensors_are_read(tmp_path):
-    checkpoint = opened(tmp_path, small())
+    checkpoint = opened(tmp_path, b.small_ggml())
     assert checkpoint.format == "ggml" and checkpoint.architecture == "whisper"
     metadata = dict(checkpoint.metadata)
     tokens = metadata.pop("vocabulary")
@@ -61,18 +52,21 @@ def test_a_whole_model_becomes_openais(tmp_path):
 
 
 HOSTILE = {
-    "cut in the sizes": (small()[:20], "'n_audio_layer' runs past the end of the file"),
+    "cut in the sizes": (b.small_ggml()[:20], "'n_audio_layer' runs past the end of the file"),
     "another model of ggml": (
-        b.ggml([X], bands=5),
+        b.ggml([b.FLOATS], bands=5),
         "not Whisper's filter bank .expected a Whisper",
     ),
-    "4 billion tokens": (b.ggml([X], n_tokens=2**32 - 1), "too many tokens .expected at most"),
+    "4 billion tokens": (
+        b.ggml([b.FLOATS], n_tokens=2**32 - 1),
+        "too many tokens",
+    ),
     "a token past the end": (b.ggml([], [b"abc"])[:-1], "a token runs past the end"),
     "more tokens than there are": (b.ggml([], n_tokens=4), "a token runs past the end"),
-    "cut in a tensor header": (b.ggml([X[:9]]), "a tensor header runs past the end"),
-    "cut in the values": (small()[:-1], "tensor 'q' runs past the end of the file"),
-    "bytes left over": (small() + b"x", "a tensor header runs past the end"),
-    "a name twice": (b.ggml([X, X]), "tensor 'x': the name appears twice"),
+    "cut in a tensor header": (b.ggml([b.FLOATS[:9]]), "a tensor header runs past the end"),
+    "cut in the values": (b.small_ggml()[:-1], "tensor 'q' runs past the end of the file"),
+    "bytes left over": (b.small_ggml() + b"x", "a tensor header runs past the end"),
+    "a name twice": (b.ggml([b.FLOATS, b.FLOATS]), "tensor 'x': the name appears twice"),
     "an empty name": (b.ggml([b.ggml_tensor("", (1,), 0, bytes(4))]), "a tensor's name is empty"),
     "a name past the end": (b.ggml([struct.pack("<4I", 1, 2**32 - 1, 0, 1)]), "name runs past"),
     "not UTF-8": (b.ggml([b.ggml_tensor(b"\xff", (1,), 0, bytes(4))]), "is not valid UTF-8"),
@@ -85,7 +79,7 @@ HOSTILE = {
         "its shape is wrong .expected rows of Q8_0 in multiples of 32",
     ),
     "a type that is none": (b.ggml([b.ggml_tensor("x", (1,), 99, b"")]), "unknown tensor type"),
-    "blocks of 2022": (b.ggml([BLOCKS], ftype=7), "'q': its blocks are of an old form .got Q8_0"),
+    "blocks of 2022": (b.ggml([b.BLOCKS], ftype=7), "'q': its blocks are of an old form .got Q8_0"),
 }
 
 
@@ -98,7 +92,7 @@ def test_damaged_file_is_one_clear_line(name, tmp_path):
     assert line.startswith(str(tmp_path / "ggml-tiny.bin")) and "\n" not in line
 
 
-@given(raw=mutations(small()))
+@given(raw=mutations(b.small_ggml()))
 @settings(
     max_examples=200,
     deadline=1000,  # milliseconds: the limit for a hostile file

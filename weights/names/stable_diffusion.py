@@ -8,6 +8,8 @@ own conversion leaves out because nothing reads them; they stay, so that nothing
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from weights import entries
 from weights.checkpoint import Checkpoint, Entry
 from weights.names import clip
@@ -50,7 +52,7 @@ _UNET_ENDS = (
 )
 
 
-def _unet(per_level: int, attention_before_upsampling: list[bool]) -> tuple[Row, ...]:
+def _unet(per_level: int, attention_before_upsampling: tuple[bool, ...]) -> tuple[Row, ...]:
     """The UNet's rows, with `per_level` layers on the way down and one more on the way up.
 
     CompVis counts blocks through, diffusers within a level; an upsampling comes third in its block
@@ -174,21 +176,30 @@ def _rows(checkpoint: Checkpoint, to_ours: bool) -> tuple[Row, ...]:
         per_level = first_absent(0, "down_blocks.0.resnets.{}.norm1.weight")
         levels = first_absent(0, "decoder.up_blocks.{}.resnets.0.norm1.weight")
         last = f"unet.up_blocks.{{}}.attentions.{per_level}.norm.weight"
-        attention = [last.format(level) in checkpoint for level in range(_MOST)]
+        attention = tuple(last.format(level) in checkpoint for level in range(_MOST))
     else:
         per_level = first_absent(1, "input_blocks.{}.0.in_layers.0.weight") - 1
         levels = first_absent(0, "decoder.up.{}.block.0.norm1.weight")
         last = [per_level + level * (per_level + 1) for level in range(_MOST)]
-        attention = [f"{_UNET}output_blocks.{k}.1.norm.weight" in checkpoint for k in last]
+        attention = tuple(f"{_UNET}output_blocks.{k}.1.norm.weight" in checkpoint for k in last)
+    return _table(per_level, attention, levels, version(checkpoint))
+
+
+@lru_cache(maxsize=8)
+def _table(per_level: int, attention: tuple[bool, ...], levels: int, text: str) -> tuple[Row, ...]:
+    """All rows for one structure."""
     return (
         *under(_UNET, "unet.", _unet(per_level, attention)),
         *under(_VAE, "vae.", _vae(levels)),
-        *_TEXT[version(checkpoint)],
+        *_TEXT[text],
     )
 
 
 def _own_rows(checkpoint: Checkpoint, to_ours: bool) -> tuple[Row, ...]:
-    return identity(_rows(checkpoint, False))
+    return _identity(_rows(checkpoint, False))
+
+
+_identity = lru_cache(maxsize=8)(identity)
 
 
 _POSITIONS = r".*\.position_ids"  # 0 to 76: older versions of transformers stored them

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from weights import entries
 from weights.checkpoint import Checkpoint, Entry, WeightError
@@ -158,6 +159,7 @@ def _cut(text: str) -> tuple[str, tuple[str, ...]]:
     return _NUMBER.sub("#", text), (*_NUMBER.findall(text), last.group() if last else "")
 
 
+@lru_cache(maxsize=16)
 def _index(
     rows: tuple[Row, ...], ours: bool
 ) -> Callable[[str], tuple[int, int, dict[str, str]] | None]:

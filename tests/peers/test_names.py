@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.weights import models, sd_peers
+from tests.peers import diffusion
+from tests.weights import models
 from tests.weights.sd import VERSIONS
 from weights import WeightError, load, names
 from weights.names.whisper import dims
@@ -151,7 +152,7 @@ def test_stable_diffusions_keys_are_diffusers(version):
     import torch
     from diffusers.loaders import single_file_utils as single
 
-    parts = sd_peers.parts(version)
+    parts = diffusion.parts(version)
     arrays: dict[str, np.ndarray] = {}
     for name, module in parts.items():
         arrays |= arrays_of(module, f"{name}.")

@@ -1,4 +1,4 @@
-"""`python -m weights`: list the known models, fetch one, look into a checkpoint."""
+"""`python -m weights`: list the known models, fetch one, look into a checkpoint, convert it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-from weights import load
+from tqdm import tqdm
+
+from weights import convert, load, names
 from weights.checkpoint import Checkpoint, WeightError, printable
+from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
 from weights.download import fetch, is_fetched, megabytes, resolve
 from weights.registry import MODELS, find
 
@@ -23,7 +27,16 @@ _EXAMPLES = """examples:
   python -m weights fetch smollm2
   python -m weights inspect smollm2
   python -m weights inspect model.safetensors --json
+  python -m weights convert model.gguf model.safetensors
+  python -m weights convert folder model.gguf --quantize q4_k
 """
+CONVERTS = """Write a checkpoint in the format that DST's suffix names.
+
+Tensors keep their types bit for bit, but for what the format lacks: quantised ones become f16 in
+safetensors and PyTorch files (or what --dtype says), vectors become f32 in GGUF. --quantize
+changes matrices only, embedding and output included; where rows are not whole blocks, q4_k falls
+back to q5_0 (rows of 32), all types to f16. Nothing is left behind by a conversion that fails."""
+_LONG_TEXT = 1000  # characters of a text
 _LONG = 16  # entries of an array that `inspect` still writes out
 
 
@@ -85,7 +98,7 @@ def _say(message: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    top = _Parser(prog=_PROG, description="List, fetch and inspect model checkpoints.")
+    top = _Parser(prog=_PROG, description="List, fetch, inspect and convert checkpoints.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _command(commands, "list", "show the models known by name", _list)
     command = _command(
@@ -97,7 +110,24 @@ def _parser() -> argparse.ArgumentParser:
         "path", type=_text, metavar="PATH", help="a file, a folder or a name from `list`"
     )
     command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
+    _convert_command(commands)
     return top
+
+
+def _convert_command(commands) -> None:
+    command = _command(commands, "convert", "write a checkpoint in another format", _convert)
+    command.description = CONVERTS
+    command.add_argument(
+        "src", type=_text, metavar="SRC", help="a file, a folder or a name from `list`"
+    )
+    command.add_argument(
+        "dst", type=_text, metavar="DST", help=f"a file that ends in {', '.join(TARGETS)}"
+    )
+    types = command.add_mutually_exclusive_group()
+    types.add_argument("--dtype", choices=DTYPES, help="what all floats become")
+    types.add_argument("--quantize", choices=QUANTISED, help="what matrices become (GGUF only)")
+    command.add_argument("--layout", type=_text, help="whose names the tensors get, such as hf")
+    command.add_argument("--force", action="store_true", help="replace DST if it exists")
 
 
 def _command(commands, name: str, what: str, run) -> argparse.ArgumentParser:
@@ -122,6 +152,31 @@ def _fetch(args: argparse.Namespace) -> None:
     print(fetch(model))
 
 
+def _convert(args: argparse.Namespace) -> None:
+    dst = Path(args.dst)
+    try:
+        check_options(dst, args.dtype, args.quantize)
+        target_of(dst)
+    except WeightError as error:
+        args.parser.error(str(error))
+    shown = sys.stderr is not None and sys.stderr.isatty()
+    with tqdm(unit="B", unit_scale=True, disable=not shown, desc=printable(dst.name)) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+
+        convert(
+            resolve(args.src),
+            dst,
+            dtype=args.dtype,
+            quantize=args.quantize,
+            layout=args.layout,
+            force=args.force,
+            progress=progress,
+        )
+
+
 def _list(args: argparse.Namespace) -> None:
     rows = [("NAME", "ALIASES", "SIZE", "LICENCE", "FETCHED", "DESCRIPTION")]
     for model in MODELS:
@@ -141,6 +196,7 @@ def _inspect(args: argparse.Namespace) -> None:
     print(f"file          {facts['file']}")
     print(f"format        {facts['format']}")
     print(f"architecture  {facts['architecture'] or 'not named'}")
+    print(f"model         {facts['model'] or 'not recognised'}")
     print(f"parameters    {facts['parameters']:,} in {len(checkpoint)} tensors")
     print(f"quantisation  {', '.join(f'{kind} {share:.1%}' for kind, share in mix)}")
     print("\nmetadata")
@@ -160,10 +216,12 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     for info in infos.values():
         counts[info.type] += math.prod(info.shape)
     total = sum(counts.values())
+    model = names.recognise(checkpoint)
     return {
         "file": str(checkpoint.path),
         "format": checkpoint.format,
         "architecture": checkpoint.architecture,
+        "model": model and f"{model[0]}, names of {model[1]}",
         "parameters": total,
         "quantisation": {kind: n / max(total, 1) for kind, n in counts.most_common()},
         "metadata": {key: _short(value) for key, value in checkpoint.metadata.items()},
@@ -175,8 +233,14 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _short(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > _LONG:
+    if isinstance(value, (list, dict)) and len(value) > _LONG:
         return f"[{len(value)} entries]"
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, str) and len(value) > _LONG_TEXT:
+        return f"{value[:_LONG_TEXT]}… [{len(value)} characters]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no infinity
     return value

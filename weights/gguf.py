@@ -1,251 +1,98 @@
 """Read GGUF files: a mapped header parsed once, tensors and long arrays decoded on access.
 
 Layout (little-endian, versions 2 and 3): magic, version, tensor count, pair count, the key/value
-pairs, the tensor headers, then the data at a multiple of `general.alignment`. A file is not
-trusted: every count is checked against the bytes that are left before anything is allocated.
-Source: the GGUF specification, ggml `docs/gguf.md`.
+pairs, the tensor headers, then the data at a multiple of `general.alignment`. A model in several
+files has `split.*` pairs in each and all else in the first; their names end in `-00001-of-00003`.
+Source: the GGUF specification, ggml `docs/gguf.md`; llama.cpp's `gguf-split` for several files.
 """
 
 from __future__ import annotations
 
 import mmap
-import struct
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NoReturn
-
-import numpy as np
+from typing import Any
 
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
+from weights.gguf_header import MAGIC, Metadata, Reader
 from weights.mapped import entry, open_mapped
-from weights.quant import BY_GGML
 
-MAGIC = b"GGUF"
-_SCALARS = {
-    0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4",
-    6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8",
-}  # fmt: skip
-_SCALARS = {number: np.dtype(name) for number, name in _SCALARS.items()}
-_STRING, _ARRAY = 8, 9
-_MAX_NESTING = 4  # arrays within arrays; no known file nests at all
-_MAX_DIMS = 4  # ggml's own limit
-_MAX_NAME = 65535  # bytes of a key; the specification's own limit
+__all__ = ["MAGIC", "load"]
+
 _MAX_BLOCKS = 1024  # layers that a file with fewer tensors may still claim (vocabulary-only files)
-_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})(\.\w+)?", re.DOTALL)
 
 
 def load(path: Path, device: str | None = None) -> Checkpoint:
     """Open a GGUF file; tensors keep NumPy's axis order (GGUF stores it reversed).
 
-    Raises WeightError, naming the file, for anything that breaks the format.
+    Any part of a model in several files opens all of them. Raises WeightError, naming the file,
+    for anything that breaks the format.
     """
-    data = open_mapped(path)
-    reader = _Reader(path, data)
-    n_tensors = reader.header()
-    metadata = reader.pairs()
-    headers = reader.tensor_headers(n_tensors)
-    entries = _place(path, data, headers, reader.pos, _alignment(path, metadata))
-    _check_counts(path, metadata, n_tensors)
+    metadata, entries = _read(path)
+    count = _integer(path, metadata, "split.count", 1)
+    if count > 1:
+        metadata, entries = _join(path, _integer(path, metadata, "split.no", 0), count)
+    _check_counts(path, metadata, len(entries))
     return Checkpoint(path, "gguf", metadata, entries, device)
 
 
-class Metadata(Mapping[str, Any]):
-    """The file's key/value pairs; a value is decoded, and its text checked, on first access."""
-
-    def __init__(self, reader: _Reader, slots: dict[str, tuple[int, int]]) -> None:
-        self._reader, self._slots = reader, slots  # slots: key -> (type, offset)
-        self._values: dict[str, Any] = {}
-
-    def __getitem__(self, key: str) -> Any:
-        if key not in self._values:
-            self._values[key] = self._reader.value(key, *self._slots[key])
-        return self._values[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._slots)
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._slots
+def _read(path: Path) -> tuple[Metadata, dict[str, Entry]]:
+    data = open_mapped(path)
+    reader = Reader(path, data)
+    n_tensors = reader.header()
+    metadata = reader.pairs()
+    headers = reader.tensor_headers(n_tensors)
+    return metadata, _place(path, data, headers, reader.pos, _alignment(path, metadata))
 
 
-class _Reader:
-    """A cursor over the mapped header."""
+# --- several files ---------------------------------------------------------------------------
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.size, self.pos = path, data, len(data), 0
-        self.pair_count = 0
 
-    def fail(self, problem: str, **facts: object) -> NoReturn:
-        raise WeightError(problem, file=self.path, **facts)
+def _join(path: Path, number: int, count: int) -> tuple[Metadata, dict[str, Entry]]:
+    """The pairs of the first of `count` files, of which `path` is the one after `number` others.
 
-    def need(self, nbytes: int, what: str) -> None:
-        """Check that `nbytes` more bytes exist at the cursor."""
-        if nbytes > self.size - self.pos:
-            left = max(0, self.size - self.pos)
-            self.fail(f"{what} runs past the end of the file", expected=f"{nbytes} bytes", got=left)
+    The others' names follow from this one's and from nothing that the file says.
+    """
+    found = _PART.fullmatch(path.name)
+    if found is None or (int(found[2]), int(found[3])) != (number + 1, count):
+        expected = f"a name that ends in -{number + 1:05}-of-{count:05}.gguf"
+        remedy = "give each part the name that it came with"
+        problem = f"part {number + 1} of {count} of a model, but its name doesn't say so"
+        raise WeightError(problem, file=path, expected=expected, remedy=remedy)
+    first, entries = None, {}
+    for n in range(count):
+        part = path.with_name(f"{found[1]}-{n + 1:05}-of-{count:05}{found[4] or ''}")
+        if not part.is_file():
+            problem = f"part {n + 1} of {count} of the model is missing"
+            raise WeightError(problem, file=part, remedy="fetch it into the same folder")
+        metadata, more = _read(part)
+        claims = _integer(part, metadata, "split.no", 0), _integer(part, metadata, "split.count", 1)
+        if claims != (n, count):
+            got = f"{claims[0] + 1} of {claims[1]}"
+            problem = "it is another part than its name says"
+            raise WeightError(problem, file=part, expected=f"{n + 1} of {count}", got=got)
+        both = entries.keys() & more.keys()
+        if both:
+            raise WeightError("another part has it too", file=part, tensor=min(both))
+        entries |= more
+        first = first or metadata
+    total = _integer(path, first, "split.tensors.count", len(entries))
+    if total != len(entries):
+        problem = "the parts don't have all tensors"
+        raise WeightError(problem, file=path, expected=total, got=len(entries))
+    return first, entries
 
-    def u32(self, what: str) -> int:
-        self.need(4, what)
-        self.pos += 4
-        return _U32.unpack_from(self.data, self.pos - 4)[0]
 
-    def u64(self, what: str) -> int:
-        self.need(8, what)
-        self.pos += 8
-        return _U64.unpack_from(self.data, self.pos - 8)[0]
+def _integer(path: Path, metadata: Mapping[str, Any], key: str, default: int) -> int:
+    value = metadata.get(key, default)
+    if type(value) is not int or value < 0:
+        raise WeightError(f"{key} is wrong", file=path, expected="a whole number", got=value)
+    return value
 
-    def string(self, what: str) -> str:
-        length = self.u64(what)
-        self.need(length, what)
-        return self.text(length, what)
 
-    def name(self, what: str) -> str:
-        """A key or tensor name: a short string that is not empty."""
-        length = self.u64(what)
-        if not 0 < length <= _MAX_NAME:
-            expected = f"1 to {_MAX_NAME} bytes"
-            self.fail(f"{what} has a bad length", expected=expected, got=length)
-        self.need(length, what)
-        return self.text(length, what)
-
-    def text(self, length: int, what: str) -> str:
-        raw = self.data[self.pos : self.pos + length]
-        self.pos += length
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as error:
-            self.fail(f"{what} is not valid UTF-8 at byte {error.start}")
-
-    def header(self) -> int:
-        """Check magic and version; return the tensor count."""
-        if self.data[:4] != MAGIC:
-            self.fail("not a GGUF file", expected=MAGIC, got=self.data[:4])
-        self.pos = 4
-        version = self.u32("the version")
-        if version & 0xFFFF == 0:
-            self.fail("big-endian GGUF", remedy="convert it to little-endian first")
-        if version not in (2, 3):
-            remedy = "convert the model again with a current converter"
-            self.fail("unsupported GGUF version", expected="2 or 3", got=version, remedy=remedy)
-        n_tensors = self.u64("the tensor count")
-        self.pair_count = self.u64("the key/value count")
-        # The least that a header takes: name length, one letter, axes, type, offset; and a pair.
-        self.need(25 * n_tensors + 14 * self.pair_count, "the header")
-        return n_tensors
-
-    def pairs(self) -> Metadata:
-        """Walk the key/value pairs, noting where each value lies."""
-        slots: dict[str, tuple[int, int]] = {}
-        for _ in range(self.pair_count):
-            key = self.name("a metadata key")
-            if key in slots:
-                self.fail(f"metadata key '{printable(key)}' appears twice")
-            kind = self.u32(f"'{printable(key)}'")
-            slots[key] = kind, self.pos
-            self.skip(key, kind)
-        return Metadata(self, slots)
-
-    def skip(self, key: str, kind: int, depth: int = 0) -> None:
-        """Move the cursor past one value, checking its structure but decoding nothing."""
-        what = f"metadata '{printable(key)}'"
-        if kind in _SCALARS:
-            self.need(_SCALARS[kind].itemsize, what)
-            self.pos += _SCALARS[kind].itemsize
-        elif kind == _STRING:
-            self.skip_strings(1, what)
-        elif kind != _ARRAY:
-            self.fail(f"{what} has an unknown value type", expected="0 to 12", got=kind)
-        elif depth == _MAX_NESTING:
-            self.fail(f"{what} nests arrays deeper than {_MAX_NESTING}")
-        else:
-            inner, count = self.u32(what), self.u64(what)
-            if inner in _SCALARS:
-                self.need(count * _SCALARS[inner].itemsize, what)
-                self.pos += count * _SCALARS[inner].itemsize
-            elif inner == _STRING:
-                self.skip_strings(count, what)
-            else:
-                self.need(count * 12, what)
-                for _ in range(count):
-                    self.skip(key, inner, depth + 1)
-
-    def skip_strings(self, count: int, what: str) -> None:
-        # A vocabulary has some 100,000 strings, so this loop is the cost of opening a file.
-        self.need(count * 8, what)
-        data, pos, unpack = self.data, self.pos, _U64.unpack_from
-        try:
-            for _ in range(count):
-                pos += 8 + unpack(data, pos)[0]
-        except (struct.error, OverflowError):
-            pos = self.size + 1
-        if pos > self.size:
-            self.fail(f"a string of {what} runs past the end of the file")
-        self.pos = pos
-
-    def value(self, key: str, kind: int, pos: int) -> Any:
-        """Decode the value at `pos`, which `skip` has checked; arrays become lists."""
-        self.pos = pos
-        return self.decode(kind, f"metadata '{printable(key)}'")
-
-    def decode(self, kind: int, what: str) -> Any:
-        if kind in _SCALARS:
-            return self.numbers(kind, 1)[0]
-        if kind == _STRING:
-            return self.string(what)
-        inner, count = self.u32(what), self.u64(what)
-        if inner in _SCALARS:
-            return self.numbers(inner, count)
-        if inner == _STRING:
-            return self.strings(count, what)
-        return [self.decode(inner, what) for _ in range(count)]
-
-    def numbers(self, kind: int, count: int) -> list:
-        values = np.frombuffer(self.data, _SCALARS[kind], count, self.pos)
-        self.pos += values.nbytes
-        return values.tolist()
-
-    def strings(self, count: int, what: str) -> list[str]:
-        data, pos, unpack, out = self.data, self.pos, _U64.unpack_from, []
-        try:
-            for _ in range(count):
-                start = pos + 8
-                pos = start + unpack(data, pos)[0]
-                out.append(data[start:pos].decode())
-        except UnicodeDecodeError as error:
-            self.fail(f"string {len(out)} of {what} is not valid UTF-8 at byte {error.start}")
-        self.pos = pos
-        return out
-
-    def tensor_headers(self, count: int) -> dict[str, tuple[TensorInfo, int]]:
-        """Name -> (header, offset from the start of the data)."""
-        headers: dict[str, tuple[TensorInfo, int]] = {}
-        for _ in range(count):
-            name = self.name("a tensor name")
-            if name in headers:
-                self.fail("the name appears twice", tensor=name)
-            headers[name] = self.tensor_header(name)
-        return headers
-
-    def tensor_header(self, name: str) -> tuple[TensorInfo, int]:
-        n_dims = self.u32("a tensor header")
-        if n_dims > _MAX_DIMS:
-            self.fail("too many axes", tensor=name, expected=f"at most {_MAX_DIMS}", got=n_dims)
-        shape = tuple(self.u64("a tensor header") for _ in range(n_dims))[::-1]
-        if 0 in shape:
-            self.fail("an axis has length 0", tensor=name, got=shape)
-        number, offset = self.u32("a tensor header"), self.u64("a tensor header")
-        if number not in BY_GGML:
-            known = ", ".join(f.name for f in BY_GGML.values())
-            self.fail("unknown tensor type", tensor=name, expected=f"one of {known}", got=number)
-        kind = BY_GGML[number]
-        nbytes = kind.size(shape)
-        if nbytes is None:
-            rows = f"rows of {kind.name} in multiples of {kind.block}"
-            self.fail("its rows are not whole blocks", tensor=name, expected=rows, got=shape)
-        return TensorInfo(shape, kind.name, nbytes), offset
+# --- one file --------------------------------------------------------------------------------
 
 
 def _alignment(path: Path, metadata: Metadata) -> int:
@@ -291,10 +138,6 @@ def _place(
 
 
 def _check_counts(path: Path, metadata: Metadata, n_tensors: int) -> None:
-    parts = metadata.get("split.count", 1)
-    if parts not in (0, 1):
-        remedy = "merge the parts first (`llama-gguf-split --merge`)"
-        raise WeightError("a model in several files", file=path, got=parts, remedy=remedy)
     # Readers loop over the blocks, so a made-up count must not get past the door.
     architecture = metadata.get("general.architecture")
     key = f"{architecture}.block_count" if isinstance(architecture, str) else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,16 +18,36 @@ if TYPE_CHECKING:
     from engine import Tensor
 
 
+_mapped: weakref.WeakKeyDictionary[mmap.mmap, Path] = weakref.WeakKeyDictionary()
+
+
 def open_mapped(path: Path) -> mmap.mmap:
     """Map `path` read-only; WeightError when it is empty or can't be opened."""
     try:
         with open(path, "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            _mapped[data] = path
+            return data
     except ValueError:
         raise WeightError("the file is empty", file=path) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise WeightError(f"can't be read: {reason}", file=path) from None
+
+
+def is_mapped(path: Path) -> bool:
+    """Whether this process has the file open: what it holds may be read yet."""
+    return any(path.samefile(other) for other in list(_mapped.values()) if other.exists())
+
+
+def give_back() -> None:
+    """Let the system have the pages that were read of all mapped files.
+
+    They count as this process's memory, though they are read again when they are needed again.
+    """
+    for data in list(_mapped):
+        if hasattr(data, "madvise") and not data.closed:
+            data.madvise(mmap.MADV_DONTNEED)
 
 
 def entry(path: Path, data: mmap.mmap, name: str, info: TensorInfo, offset: int) -> Entry:

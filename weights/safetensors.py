@@ -1,4 +1,4 @@
-"""Read safetensors files and Hugging Face folders of them.
+"""Read safetensors files.
 
 Layout: an 8-byte little-endian header length, that many bytes of JSON, then the data, which the
 tensors must cover without holes or overlaps. Read here and not with the `safetensors` package
@@ -9,87 +9,35 @@ Source: the format's specification, github.com/huggingface/safetensors.
 
 from __future__ import annotations
 
-import json
 import mmap
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path
 from typing import Any
 
-from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
+from weights import config
+from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
+from weights.jsonfile import as_object, parse
 from weights.mapped import entry, open_mapped
 from weights.quant import BY_NAME
 
 MAX_HEADER = 100_000_000  # bytes; the specification's own limit
 MAX_DIMS = 16
-INDEX = "model.safetensors.index.json"
 
 
 def load(path: Path, device: str | None = None) -> Checkpoint:
-    """Open one safetensors file; WeightError, naming the file, for anything malformed."""
-    entries, metadata = _read_file(path)
-    return Checkpoint(path, "safetensors", metadata, entries, device)
+    """Open one safetensors file; WeightError, naming the file, for anything malformed.
 
-
-def load_folder(path: Path, device: str | None = None) -> Checkpoint:
-    """Open a Hugging Face folder; `.metadata` is its `config.json`.
-
-    Takes the shards that `model.safetensors.index.json` lists, or else `model.safetensors`, or
-    else every `*.safetensors` file.
+    `.metadata` is the file's `__metadata__`, or in a file of ours the configuration in it.
     """
-    config = path / "config.json"
-    metadata = _json_object(config, config.read_bytes()) if config.is_file() else {}
-    index = path / INDEX
-    entries = _read_index(index) if index.is_file() else _read_all(path)
-    return Checkpoint(path, "huggingface", metadata, entries, device)
+    entries, metadata = _read_file(path)
+    if metadata.get("format") == config.FORMAT and isinstance(metadata.get("config"), str):
+        metadata = as_object(path, parse(path, metadata["config"].encode()))
+    return Checkpoint(path, "safetensors", metadata, entries, device)
 
 
 def looks_like(head: bytes, size: int) -> bool:
     """Whether a file of `size` bytes that begins with `head` (9 bytes) may be safetensors."""
     return len(head) >= 9 and int.from_bytes(head[:8], "little") + 8 <= size and head[8:9] == b"{"
-
-
-def _read_all(folder: Path) -> dict[str, Entry]:
-    whole = folder / "model.safetensors"
-    files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise WeightError("no *.safetensors file in this folder", file=folder)
-    entries: dict[str, Entry] = {}
-    for file in files:
-        found, _ = _read_file(file)
-        both = entries.keys() & found.keys()
-        if both:
-            raise WeightError("another file of the folder has it too", file=file, tensor=min(both))
-        entries |= found
-    return entries
-
-
-def _read_index(index: Path) -> dict[str, Entry]:
-    weight_map = _json_object(index, index.read_bytes()).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise WeightError("it has no weight_map", file=index)
-    shards: dict[str, dict[str, Entry]] = {}
-    entries: dict[str, Entry] = {}
-    for tensor, name in weight_map.items():
-        if not isinstance(name, str) or not _is_bare(name):
-            problem = "the index points outside its folder"
-            raise WeightError(problem, file=index, tensor=tensor, got=name)
-        if name not in shards:
-            shard = index.parent / name
-            if not shard.is_file():
-                remedy = f"fetch {printable(name)} again"
-                raise WeightError("a shard is missing", file=shard, tensor=tensor, remedy=remedy)
-            shards[name], _ = _read_file(shard)
-        if tensor not in shards[name]:
-            problem = f"the index says it is in {printable(name)}, which has no such tensor"
-            raise WeightError(problem, file=index, tensor=tensor)
-        entries[tensor] = shards[name][tensor]
-    return entries
-
-
-def _is_bare(name: str) -> bool:
-    """Whether `name` is a plain file name on every system: no folder, no drive, no `..`."""
-    posix, windows = PurePosixPath(name), PureWindowsPath(name)
-    return name not in ("", ".", "..") and "\0" not in name and posix.name == windows.name == name
 
 
 def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
@@ -118,32 +66,7 @@ def _header(path: Path, data: mmap.mmap) -> dict[str, Any]:
         expected = f"at most {limit} bytes"
         remedy = "the file is cut short or not safetensors"
         raise WeightError(problem, file=path, expected=expected, got=length, remedy=remedy)
-    return _json_object(path, data[8 : 8 + length])
-
-
-def _json_object(path: Path, raw: bytes) -> dict[str, Any]:
-    """Parse a JSON object that repeats no key; a file is not trusted."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        table = dict(pairs)
-        if len(table) < len(pairs):
-            raise ValueError("a key appears twice")
-        return table
-
-    def number(digits: str) -> int:
-        if len(digits) > 20:  # more than 64 bits hold; int() is quadratic in the digits
-            raise ValueError("a number is too long")
-        return int(digits)
-
-    try:
-        value = json.loads(raw.decode(), object_pairs_hook=unique, parse_int=number)
-    except RecursionError:
-        raise WeightError("its JSON is nested too deep", file=path) from None
-    except ValueError as error:
-        raise WeightError(f"its JSON can't be read: {error}", file=path) from None
-    if not isinstance(value, dict):
-        raise WeightError("its JSON is not an object", file=path)
-    return value
+    return as_object(path, parse(path, data[8 : 8 + length]))
 
 
 def _tensor_header(path: Path, name: str, row: Any) -> tuple[TensorInfo, int]:

@@ -28,6 +28,14 @@ def u32(key: str, value: int) -> bytes:
     return pair(key, UINT32, struct.pack("<I", value))
 
 
+def u16(key: str, value: int) -> bytes:
+    return pair(key, 2, struct.pack("<H", value))
+
+
+def i32(key: str, value: int) -> bytes:
+    return pair(key, 5, struct.pack("<i", value))
+
+
 def string(key: str, value: str | bytes) -> bytes:
     return pair(key, STRING, text(value))
 

@@ -129,7 +129,7 @@ HOSTILE = {
     ),
     "first of several files": (
         b.gguf([b.u32("split.count", 3)]),
-        "a model in several files (got 3)",
+        "part 1 of 3 of a model, but its name doesn't say so",
     ),
     "alignment 0": (b.gguf([b.u32("general.alignment", 0)]), "general.alignment is wrong"),
     "alignment 48": (b.gguf([b.u32("general.alignment", 48)]), "general.alignment is wrong"),
@@ -187,6 +187,55 @@ def test_bad_text_is_found_when_it_is_read(tmp_path):
     assert checkpoint.metadata["b"] == 1
     with pytest.raises(WeightError, match="metadata 'a' is not valid UTF-8"):
         checkpoint.metadata["a"]
+
+
+def parts(folder, count: int = 3, **changes: bytes) -> list:
+    """A model of one tensor per file; `changes` replaces whole files, by the letter of theirs."""
+    paths = []
+    for n in range(count):
+        pairs = [b.u16("split.no", n), b.u16("split.count", count)]
+        pairs += [b.i32("split.tensors.count", count)]
+        pairs += [b.string("general.architecture", "llama")] if n == 0 else []
+        name = "xyz"[n]
+        data = struct.pack("<f", n) + bytes(28)
+        raw = b.gguf(pairs, [b.header(name, (1,), b.F32, 0)], data)
+        paths.append(folder / f"m-{n + 1:05}-of-{count:05}.gguf")
+        paths[-1].write_bytes(changes.get(name, raw))
+    return paths
+
+
+@pytest.mark.parametrize("opens", [0, 1, 2])
+def test_any_part_opens_the_whole_model(opens, tmp_path):
+    checkpoint = load(parts(tmp_path)[opens], device="reference")
+    assert [checkpoint[name].tolist() for name in "xyz"] == [[0], [1], [2]]
+    assert checkpoint.architecture == "llama"
+
+
+def test_missing_part_is_named(tmp_path):
+    paths = parts(tmp_path)
+    paths[1].unlink()
+    with pytest.raises(WeightError, match="m-00002-of-00003.gguf: part 2 of 3 of the model is mis"):
+        load(paths[2])
+
+
+def test_part_under_another_parts_name_is_refused(tmp_path):
+    paths = parts(tmp_path)
+    paths[1].write_bytes(paths[2].read_bytes())
+    with pytest.raises(WeightError, match="it is another part than its name says"):
+        load(paths[0])
+
+
+def test_tensor_in_two_parts_is_refused(tmp_path):
+    pairs = [b.u16("split.no", 1), b.u16("split.count", 3)]
+    again = b.gguf(pairs, [b.header("x", (1,), b.F32, 0)], bytes(32))
+    with pytest.raises(WeightError, match="00002-of-00003.gguf: tensor 'x': another part has it"):
+        load(parts(tmp_path, y=again)[0])
+
+
+def test_part_without_its_tensors_is_noticed(tmp_path):
+    empty = b.gguf([b.u16("split.no", 2), b.u16("split.count", 3)])
+    with pytest.raises(WeightError, match="the parts don't have all tensors .expected 3, got 2"):
+        load(parts(tmp_path, z=empty)[0])
 
 
 @pytest.mark.parametrize("size", range(0, len(b.small_gguf()), 7))

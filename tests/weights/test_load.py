@@ -12,10 +12,9 @@ from weights import WeightError, load
     [
         (b"", "not a checkpoint"),
         (b"hello, world", "not a checkpoint"),
-        (b"PK\x03\x04rest", "a zip archive, perhaps a PyTorch checkpoint"),
-        (b"\x80\x02}q\x00.", "a pickle, perhaps a PyTorch checkpoint"),
+        (b"sys_info\0", "a PyTorch file from before version 0.1.10"),
         (b"version https://git-lfs.github.com/spec/v1", "a Git LFS pointer"),
-        (b"lmgg\x01\x00\x00\x00", "an old GGML file"),
+        (b"tjgg\x01\x00\x00\x00", "an old GGML file"),
         (b"<!DOCTYPE html>", "a web page"),
     ],
 )
@@ -25,7 +24,7 @@ def test_foreign_file_is_named(head, message, tmp_path):
     with pytest.raises(WeightError) as caught:
         load(path)
     assert message in str(caught.value) and str(path) in str(caught.value)
-    assert "expected a GGUF or safetensors file" in str(caught.value)
+    assert "expected a GGUF, safetensors or PyTorch file" in str(caught.value)
 
 
 def test_pickle_is_refused_and_not_run(tmp_path):

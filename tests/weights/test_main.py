@@ -33,6 +33,15 @@ def test_inspect_shows_what_the_file_holds(model, capsys):
     assert "x F32 2x3 24" in lines and "y F16 3 6" in lines
 
 
+def test_inspect_names_the_model_and_cuts_long_texts(tmp_path, capsys):
+    pairs = [b.string("general.architecture", "llama"), b.string("template", "x" * 5000)]
+    headers = [b.header("token_embd.weight", (1, 8), b.F32, 0)]
+    (tmp_path / "m").write_bytes(b.gguf(pairs, headers, bytes(32)))
+    assert main(["inspect", str(tmp_path / "m"), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["model"] == "llama, names of gguf" and len(facts["metadata"]["template"]) < 1100
+
+
 def test_inspect_json_is_one_object(model, capsys):
     assert main(["inspect", model, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
@@ -43,9 +52,9 @@ def test_inspect_json_is_one_object(model, capsys):
 
 def test_inspect_knows_types_that_it_cannot_read(tmp_path, capsys):
     path = tmp_path / "m"
-    path.write_bytes(b.gguf([], [b.header("w", (256,), 12, 0)], bytes(144)))
+    path.write_bytes(b.gguf([], [b.header("w", (256,), 34, 0)], bytes(54)))
     assert main(["inspect", str(path)]) == 0
-    assert "quantisation  Q4_K 100.0%" in capsys.readouterr().out
+    assert "quantisation  TQ1_0 100.0%" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argument", ["absent.gguf", "no-such-model"])
@@ -92,7 +101,7 @@ def test_list_names_size_and_licence(capsys):
 
 @pytest.mark.parametrize(
     ("argv", "description"),
-    [([], "List, fetch and inspect"), (["inspect"], "show what a checkpoint holds")],
+    [([], "List, fetch, inspect and convert"), (["inspect"], "show what a checkpoint holds")],
 )
 def test_help_has_a_description_and_examples(argv, description, capsys):
     with pytest.raises(SystemExit) as caught:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from weights import WeightError
+from weights.hf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+from weights.pretokenizers import PRE_TOKENIZERS
 from zoo import bpe
-from zoo.llama import spm
 from zoo.llama.tokenizer import SpecialTokens, Tokenizer
 from zoo.llama.vocabulary import byte_level, sentencepiece, special_tokens
 
@@ -28,7 +29,7 @@ def from_gguf(metadata: Mapping[str, Any], file: Path | str | None = None) -> To
     tokens = reader.strings("tokens")
     if not tokens:
         raise WeightError(f"{_PREFIX}tokens is empty", file=file)
-    types = reader.numbers("token_type", len(tokens), spm.NORMAL)
+    types = reader.numbers("token_type", len(tokens), NORMAL)
     template = metadata.get("tokenizer.chat_template")
     template = template if isinstance(template, str) else None
     match kind:
@@ -53,12 +54,12 @@ def _byte_level(
     reader: _Keys, tokens: list[str], special: SpecialTokens, pre: str
 ) -> tuple[bpe.BytePairEncoder, list[bytes]]:
     merges = reader.strings("merges")
-    if pre not in bpe.PRE_TOKENIZERS:
-        expected = f"one of {', '.join(bpe.PRE_TOKENIZERS)}"
+    if pre not in PRE_TOKENIZERS:
+        expected = f"one of {', '.join(PRE_TOKENIZERS)}"
         problem = f"unknown pre-tokenizer in {_PREFIX}pre"
         raise WeightError(problem, file=reader.file, expected=expected, got=pre)
     return byte_level(
-        tokens, merges, special, bpe.PRE_TOKENIZERS[pre], pre in _WHOLE_WORDS, reader.file
+        tokens, merges, special, PRE_TOKENIZERS[pre], pre in _WHOLE_WORDS, reader.file
     )
 
 
@@ -101,9 +102,9 @@ class _Keys:
     def special(self, tokens: list[str], types: list[int], add_bos: bool) -> SpecialTokens:
         control, added = {}, {}
         for i, kind in enumerate(types):
-            if kind in (spm.CONTROL, spm.UNKNOWN):
+            if kind in (CONTROL, UNKNOWN):
                 control[tokens[i]] = i
-            elif kind == spm.USER_DEFINED:
+            elif kind == USER_DEFINED:
                 added[tokens[i]] = i
         ids = {key: self.token_id(key) for key in (*_STOP_KEYS, "bos_token_id")}
         for i in ids.values():

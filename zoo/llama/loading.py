@@ -11,9 +11,10 @@ from typing import Any
 import weights
 from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
+from weights import config as weights_config
 from zoo import cli
 from zoo.errors import UsageError
-from zoo.llama import gguf_tokenizer, model
+from zoo.llama import gguf_tokenizer, hf_tokenizer, model
 from zoo.llama.context import Context
 from zoo.llama.generate import Llama
 from zoo.llama.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ DTYPES = ("auto", "f32")
 _GGUF_ARCHITECTURES = ("llama",)
 _HF_TYPES = ("llama", "mistral")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # organisation/repository
+_EMBEDDINGS = ("token_embd.weight", "tok_embeddings.weight", "model.embed_tokens.weight")
 _LARGEST = 1 << 24  # of any one size: keeps made-up numbers out of the arithmetic
 
 
@@ -84,18 +86,21 @@ def _check_name(name_or_path: str | os.PathLike[str]) -> None:
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     """The tokenizer that comes with a checkpoint; WeightError when it is missing or broken."""
-    if checkpoint.format == "gguf":
+    if _speaks_gguf(checkpoint):
         return gguf_tokenizer.from_gguf(checkpoint.metadata, checkpoint.path)
-    from zoo.llama import hf_tokenizer  # folders are the rarer case
+    files = weights_config.tokenizer_files(checkpoint)
+    return hf_tokenizer.from_files(files, checkpoint.path)
 
-    folder = checkpoint.path if checkpoint.path.is_dir() else checkpoint.path.parent
-    return hf_tokenizer.from_folder(folder)
+
+def _speaks_gguf(checkpoint: Checkpoint) -> bool:
+    """Whether the metadata is GGUF's, as it also is in what was converted from such a file."""
+    return checkpoint.format == "gguf" or "general.architecture" in checkpoint.metadata
 
 
 def read_config(checkpoint: Checkpoint) -> model.Config:
     """The model's sizes from GGUF metadata or config.json; WeightError names file and key."""
     fields = _Fields(checkpoint)
-    values = _from_gguf(fields) if checkpoint.format == "gguf" else _from_hf(fields)
+    values = _from_gguf(fields) if _speaks_gguf(checkpoint) else _from_hf(fields)
     layers, heads, kv_heads = values["n_layers"], values["n_heads"], values["n_kv_heads"]
     if layers > len(checkpoint):
         expected = f"at most the file's {len(checkpoint)} tensors"
@@ -130,7 +135,7 @@ def _from_gguf(fields: _Fields) -> dict[str, Any]:
         "n_kv_heads": fields.integer(f"{prefix}attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_dim": fields.integer(f"{prefix}feed_forward_length"),
-        "vocab_size": fields.rows("token_embd.weight"),
+        "vocab_size": fields.rows(*_EMBEDDINGS),
         "norm_eps": fields.number(f"{prefix}attention.layer_norm_rms_epsilon"),
         "rope_theta": fields.number(f"{prefix}rope.freq_base", 10000.0),
         "max_context": fields.integer(f"{prefix}context_length"),
@@ -194,11 +199,12 @@ class _Fields:
             self.fail(f"the width {dim} does not divide into heads", got=heads)
         return self.integer(key, dim // heads)
 
-    def rows(self, tensor: str) -> int:
-        """The length of a tensor's first axis."""
-        if tensor not in self.checkpoint:
-            raise WeightError("the tensor is missing", file=self.checkpoint.path, tensor=tensor)
-        return self.checkpoint.info(tensor).shape[0]
+    def rows(self, *tensors: str) -> int:
+        """The length of the first axis of whichever tensor there is."""
+        for tensor in tensors:
+            if tensor in self.checkpoint:
+                return self.checkpoint.info(tensor).shape[0]
+        raise WeightError("the tensor is missing", file=self.checkpoint.path, tensor=tensors[0])
 
     def scaled(self, key: str) -> bool:
         return self.checkpoint.metadata.get(key) not in (None, "none")

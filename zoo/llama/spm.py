@@ -8,8 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from weights.hf_vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
+
 SPACE = "\u2581"  # what a space is written as inside a piece
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 _BPE = 2  # TrainerSpec.ModelType
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from weights import WeightError
+from weights.hf_vocabulary import UNKNOWN
 from zoo import bpe
 from zoo.llama import spm
 from zoo.llama.tokenizer import SpecialTokens
@@ -55,7 +54,7 @@ def sentencepiece(
     file: Path | str | None,
 ) -> tuple[spm.SentencePieceEncoder, list[bytes]]:
     """The encoder of a SentencePiece vocabulary and the bytes of each piece."""
-    unknown = next((i for i, kind in enumerate(types) if kind == spm.UNKNOWN), unknown_id)
+    unknown = next((i for i, kind in enumerate(types) if kind == UNKNOWN), unknown_id)
     if unknown is None:
         raise WeightError("the vocabulary has no unknown token", file=file)
     try:
@@ -80,13 +79,3 @@ def special_tokens(
         if name in control:
             stop.add(control[name])
     return SpecialTokens(control, added, bos, eos, frozenset(stop), add_bos and bos is not None)
-
-
-def read_json(path: Path) -> Any:
-    """A JSON file as Python values; WeightError names the file."""
-    try:
-        return json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise WeightError(f"can't be read: {error.strerror or error}", file=path) from None
-    except (ValueError, RecursionError) as error:
-        raise WeightError(f"not valid JSON: {error}", file=path) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 
 from tests.weights import build as b
 from tests.zoo.llama import vocab
-from weights import names
 from zoo.llama import model
 
 FLOAT32, BOOL = 6, 7
@@ -70,26 +68,38 @@ def _pair(key: str, value) -> bytes:
     raise TypeError(f"no GGUF type for {value!r}")
 
 
+GGUF_WORDS = {
+    "tok_embeddings": "token_embd", "norm": "output_norm", "output": "output",
+    "attention_norm": "attn_norm", "ffn_norm": "ffn_norm", "attention.wq": "attn_q",
+    "attention.wk": "attn_k", "attention.wv": "attn_v", "attention.wo": "attn_output",
+    "feed_forward.w1": "ffn_gate", "feed_forward.w2": "ffn_down", "feed_forward.w3": "ffn_up",
+}  # fmt: skip
+HF_WORDS = {
+    "tok_embeddings": "model.embed_tokens", "norm": "model.norm", "output": "lm_head",
+    "attention_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
+    "attention.wq": "self_attn.q_proj", "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj", "attention.wo": "self_attn.o_proj",
+    "feed_forward.w1": "mlp.gate_proj", "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}  # fmt: skip
+
+
 def gguf_name(canonical: str) -> str:
-    """The GGUF spelling of a canonical key, found by asking the name table."""
-    parts = canonical.split(".")
-    number = parts[1] if parts[0] == "layers" else "0"
-    stems = ("attn_norm", "ffn_norm", "attn_q", "attn_k", "attn_v", "attn_output")
-    stems += ("ffn_gate", "ffn_down", "ffn_up")
-    candidates = [f"blk.{number}.{stem}.weight" for stem in stems]
-    candidates += ["token_embd.weight", "output_norm.weight", "output.weight"]
-    for candidate in candidates:
-        if _canonical(candidate, names.LLAMA_GGUF) == canonical:
-            return candidate
-    raise KeyError(canonical)
+    """The GGUF spelling of a canonical key."""
+    return _spelled(canonical, GGUF_WORDS, "blk")
 
 
-def _canonical(name: str, rows) -> str | None:
-    for row in rows:
-        match = re.fullmatch(row.pattern, name)
-        if match:
-            return match.expand(row.target) if row.target else None
-    return None
+def hf_name(canonical: str) -> str:
+    """The Hugging Face spelling of a canonical key."""
+    return _spelled(canonical, HF_WORDS, "model.layers")
+
+
+def _spelled(canonical: str, words: dict[str, str], layers: str) -> str:
+    stem = canonical.removesuffix(".weight")
+    if not stem.startswith("layers."):
+        return words[stem] + ".weight"
+    _, number, rest = stem.split(".", 2)
+    return f"{layers}.{number}.{words[rest]}.weight"
 
 
 def write_gguf(
@@ -106,28 +116,6 @@ def write_gguf(
     metadata = {key: value for key, value in metadata.items() if value is not None}
     path.write_bytes(b.gguf(gguf_pairs(metadata, sizes), headers, data))
     return path
-
-
-def hf_name(canonical: str) -> str:
-    """The Hugging Face spelling of a canonical key."""
-    table = {
-        "tok_embeddings": "model.embed_tokens",
-        "norm": "model.norm",
-        "attention_norm": "input_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "attention.wq": "self_attn.q_proj",
-        "attention.wk": "self_attn.k_proj",
-        "attention.wv": "self_attn.v_proj",
-        "attention.wo": "self_attn.o_proj",
-        "feed_forward.w1": "mlp.gate_proj",
-        "feed_forward.w2": "mlp.down_proj",
-        "feed_forward.w3": "mlp.up_proj",
-    }
-    stem = canonical.removesuffix(".weight")
-    if stem.startswith("layers."):
-        _, number, rest = stem.split(".", 2)
-        return f"model.layers.{number}.{table[rest]}.weight"
-    return table[stem] + ".weight"
 
 
 def halves(w: np.ndarray, heads: int) -> np.ndarray:

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine import Tensor
+from tests.weights import models
 from weights import Params, WeightError, check, load, names
-from weights.checkpoint import Checkpoint, Entry, TensorInfo
+from weights.checkpoint import Checkpoint, TensorInfo
+from weights.entries import from_raw
 
 HEADS, KV_HEADS, HEAD, DIM, HIDDEN, LAYERS = 4, 2, 6, 24, 10, 2  # fewer KV heads than heads
 
@@ -56,20 +57,9 @@ def spelled(key: str, words: dict[str, str]) -> str:
     return f"{words[layers]}.{number}.{words[rest]}.weight"
 
 
-def checkpoint(arrays: dict[str, np.ndarray]) -> Checkpoint:
-    def entry(array: np.ndarray) -> Entry:
-        info = TensorInfo(array.shape, "F32", array.nbytes)
-        raw = array.reshape(-1).view(np.uint8)
-        return Entry(info, lambda: raw, lambda device: Tensor.from_numpy(array, device="reference"))
-
-    entries = {key: entry(array) for key, array in arrays.items()}
-    return Checkpoint(Path("model"), "test", {}, entries)
-
-
 @pytest.fixture
 def canonical() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {key: rng.normal(size=s).astype(np.float32) for key, s in CANONICAL.items()}
+    return models.random(CANONICAL)
 
 
 def halves(w: np.ndarray, n_heads: int) -> np.ndarray:
@@ -97,20 +87,20 @@ def equal(renamed: Checkpoint, canonical: dict[str, np.ndarray]) -> None:
 
 def test_gguf_names_become_metas(canonical):
     arrays = {spelled(key, GGUF): w for key, w in canonical.items()}
-    arrays["rope_freqs.weight"] = np.ones(3, np.float32)
-    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+    arrays["blk.0.attn_rot_embd.weight"] = np.ones(3, np.float32)
+    equal(names.llama(models.checkpoint(arrays), HEADS, KV_HEADS), canonical)
 
 
 def test_hf_names_become_metas_and_rows_become_pairs(canonical):
     arrays = {spelled(key, HF): in_hf_order(key, w) for key, w in canonical.items()}
     arrays["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, np.float32)
     arrays["model.rotary_emb.inv_freq"] = np.ones(3, np.float32)
-    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+    equal(names.llama(models.checkpoint(arrays), HEADS, KV_HEADS), canonical)
 
 
 def test_metas_names_stay(canonical):
     arrays = canonical | {"rope.freqs": np.ones(3, np.float32)}
-    equal(names.llama(checkpoint(arrays), HEADS, KV_HEADS), canonical)
+    equal(names.llama(models.checkpoint(arrays), HEADS, KV_HEADS), canonical)
 
 
 def test_hf_biases_are_reordered_like_their_rows():
@@ -119,13 +109,15 @@ def test_hf_biases_are_reordered_like_their_rows():
         "model.embed_tokens.weight": np.zeros((1, 1), np.float32),
         "model.layers.0.self_attn.k_proj.bias": halves(bias, KV_HEADS),
     }
-    renamed = names.llama(checkpoint(arrays), HEADS, KV_HEADS)
+    renamed = names.llama(models.checkpoint(arrays), HEADS, KV_HEADS)
     assert renamed["layers.0.attention.wk.bias"].tolist() == bias.tolist()
 
 
 def test_missing_output_stays_missing(canonical):
     del canonical["output.weight"]
-    p = Params(names.llama(checkpoint({spelled(k, HF): w for k, w in canonical.items()}), 4, 2))
+    p = Params(
+        names.llama(models.checkpoint({spelled(k, HF): w for k, w in canonical.items()}), 4, 2)
+    )
     assert "output" not in p and "tok_embeddings" in p
 
 
@@ -143,18 +135,88 @@ def test_missing_output_stays_missing(canonical):
 def test_key_that_no_row_matches_is_an_error(key):
     arrays = {name: np.zeros((2, 2), np.float32) for name in ("model.embed_tokens.weight", key)}
     with pytest.raises(WeightError, match="no row of the name table matches it"):
-        names.llama(checkpoint(arrays), 1, 1)
+        names.llama(models.checkpoint(arrays), 1, 1)
 
 
 def test_foreign_checkpoint_and_indivisible_rows_are_errors():
     zeros = np.zeros((6, 2), np.float32)
     with pytest.raises(WeightError, match="model: not a LLaMA checkpoint"):
-        names.llama(checkpoint({"encoder.weight": zeros}), 1, 1)
+        names.llama(models.checkpoint({"encoder.weight": zeros}), 1, 1)
     key = "model.layers.0.self_attn.q_proj.weight"
     for n_heads in (0, 2, 6):
         with pytest.raises(WeightError, match="its rows do not divide into heads"):
             arrays = {"model.embed_tokens.weight": zeros, key: zeros}
-            names.llama(checkpoint(arrays), n_heads, 1)
+            names.llama(models.checkpoint(arrays), n_heads, 1)
+
+
+METADATA = {
+    "gguf": {
+        "general.architecture": "llama",
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": KV_HEADS,
+    },
+    "hf": {"model_type": "llama", "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS},
+    "meta": {"n_heads": HEADS, "n_kv_heads": KV_HEADS},
+}
+
+
+def in_layout(layout: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Canonical arrays as a file of another layout has them, biases too."""
+    words = {"gguf": GGUF, "hf": HF}.get(layout)
+    if words is None:
+        return arrays
+    return {spelled(k, words): in_hf_order(k, w) if layout == "hf" else w
+            for k, w in arrays.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", METADATA)
+@pytest.mark.parametrize("source", METADATA)
+def test_every_layout_becomes_every_other_bit_for_bit(source, target, canonical):
+    given = models.checkpoint(in_layout(source, canonical), METADATA[source])
+    assert names.recognise(given) == ("llama", source)
+    got = names.in_layout(given, target)
+    assert got.metadata is given.metadata
+    models.assert_equal(got, in_layout(target, canonical), tensors=True)
+
+
+def test_rows_of_quantised_blocks_are_reordered_whole():
+    """Q8_0: 34 bytes hold 32 values of one row, whatever the order of the rows."""
+    raw = np.random.default_rng(0).integers(0, 256, (KV_HEADS * HEAD, 2 * 34), np.uint8)
+    info = TensorInfo((KV_HEADS * HEAD, 64), "Q8_0", raw.size)
+    entry = from_raw(info, lambda: raw.reshape(-1))
+    layer = {"layers.0.attention.wk.weight": entry, "tok_embeddings.weight": entry}
+    got = names.in_layout(Checkpoint(Path("m"), "test", METADATA["meta"], layer), "hf")
+    key = "model.layers.0.self_attn.k_proj.weight"
+    assert got.entries[key].raw().tobytes() == halves(raw, KV_HEADS).tobytes()
+    back = names.canonical(got).entries["layers.0.attention.wk.weight"]
+    assert back.raw().tobytes() == raw.tobytes()
+
+
+def test_scaling_factors_of_rotation_are_never_lost(canonical):
+    """A GGUF of Llama 3.2 has them as a tensor only: without it, long texts go wrong in silence."""
+    arrays = in_layout("gguf", canonical) | {"rope_freqs.weight": np.ones(3, np.float32)}
+    given = models.checkpoint(arrays, METADATA["gguf"])
+    for layout in names.LAYOUTS["llama"]:
+        assert "rope_freqs.weight" in names.in_layout(given, layout)
+
+
+def test_head_counts_that_no_metadata_names_are_asked_for(canonical):
+    arrays = in_layout("hf", canonical)
+    with pytest.raises(WeightError, match="model: the number of attention heads is not named"):
+        names.canonical(models.checkpoint(arrays, {"num_attention_heads": "4"}))
+    assert names.canonical(models.checkpoint(in_layout("gguf", canonical)))  # whose rows stay
+
+
+def test_other_architectures_are_not_taken_for_llama():
+    arrays = {"token_embd.weight": np.zeros((2, 2), np.float32)}
+    other = models.checkpoint(arrays, {"general.architecture": "gemma"})
+    assert names.recognise(other) is None
+    assert names.recognise(models.checkpoint(arrays)) == ("llama", "gguf")
+    with pytest.raises(WeightError, match="no name table knows it.*llama .meta, hf, gguf.") as e:
+        names.canonical(other)
+    assert "\n" not in str(e.value)
+    with pytest.raises(WeightError, match="llama has no layout 'ggml' .expected meta, hf, gguf"):
+        names.in_layout(models.checkpoint(arrays), "ggml")
 
 
 def test_real_model_has_exactly_the_canonical_keys(smollm2):

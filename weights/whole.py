@@ -1,0 +1,47 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weights.checkpoint import WeightError
+
+DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+@contextmanager
+def whole_file(path: Path, force: bool = False) -> Iterator[Path]:
+    """The path of an empty file beside `path`, which takes its place when the block is done.
+
+    However the block ends, short of a killed process, nothing else stays behind. WeightError when
+    `path` exists and `force` doesn't allow to replace it, or can't be written.
+    """
+    _check(path, force)
+    partial = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.partial")
+    try:
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
+        yield partial
+        with open(partial, "rb+") as file:
+            os.fsync(file.fileno())
+        _check(path, force)  # somebody else may have been quicker
+        os.replace(partial, path)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise WeightError("the disk is full; nothing was written", file=path) from None
+        raise WeightError(f"can't be written: {error.strerror or error}", file=path) from None
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check(path: Path, force: bool) -> None:
+    if path.is_dir():
+        raise WeightError("it is a folder", file=path, expected="the name of a file to write")
+    if not path.parent.is_dir():
+        raise WeightError("its folder does not exist", file=path, remedy=f"mkdir {path.parent}")
+    if path.exists() and not force:
+        raise WeightError("it exists already", file=path, remedy="--force replaces it")

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from weights import gguf, safetensors
+from weights.cache import FetchError
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
-from weights.download import FetchError, fetch, resolve
+from weights.download import fetch, resolve
 from weights.params import Params, check
 
 __all__ = [

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import weights
@@ -21,7 +19,6 @@ DEFAULT_CTX = 4096  # tokens; a longer context has to be asked for, because its 
 DTYPES = ("auto", "f32")
 _GGUF_ARCHITECTURES = ("llama",)
 _HF_TYPES = ("llama", "mistral")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # organisation/repository
 _LARGEST = 1 << 24  # of any one size: keeps made-up numbers out of the arithmetic
 
 
@@ -31,7 +28,7 @@ def load(
     dtype: str = "auto",
     ctx: int | None = None,
 ) -> Llama:
-    """A model by registry name, GGUF file or Hugging Face folder, ready to generate.
+    """A model by registry or hub name, GGUF file or Hugging Face folder, ready to generate.
 
     `ctx` is the most tokens of prompt and reply together (None: 4096, or less if the model's
     limit is lower). WeightError for a file that can't be used, DeviceError without the device,
@@ -41,7 +38,8 @@ def load(
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if ctx is not None and ctx < 1:
         raise UsageError(f"ctx must be 1 or more, got {ctx}")
-    _check_name(name_or_path)
+    if isinstance(name_or_path, str) and not name_or_path.strip():
+        raise UsageError("the model name is empty")
     get_device(device)  # no device, no sense in reading 98 MB
     checkpoint = weights.load(weights.resolve(name_or_path), device)
     config = read_config(checkpoint)
@@ -57,23 +55,6 @@ def load(
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
     context = Context(Params(tensors), config, size, device, dtype)
     return Llama(config, tokenizer, context, checkpoint.path.name)
-
-
-def _check_name(name_or_path: str | os.PathLike[str]) -> None:
-    """Refuse what `weights.resolve` would take for a path, though nobody meant one."""
-    if not isinstance(name_or_path, str):
-        return
-    if not name_or_path.strip():
-        raise UsageError("the model name is empty")
-    path = Path(name_or_path)
-    in_a_folder = path.parent.is_dir() or path.suffix.lower() in (".gguf", ".safetensors")
-    if _HUB_NAME.fullmatch(name_or_path) and not path.exists() and not in_a_folder:
-        raise WeightError(
-            "no such file or folder, and hub names are not fetched yet",
-            file=name_or_path,
-            remedy="download the repository and give its folder or a GGUF file of it, or take "
-            "a name from `python -m weights list`",
-        )
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

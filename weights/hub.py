@@ -155,6 +155,7 @@ def _get(source: Hub, revision: str, file: _File, scratch: Path, bar) -> str:
         bar.update(file.size)
         return file.etag if _SHA256.fullmatch(file.etag) else sha256(target)
     if file.cached:
+        part = scratch / f"{file.key}.link"  # never written to: it may be the cache's own file
         _link(file.cached, part)
         try:
             digest = _check(part, file)

@@ -51,7 +51,7 @@ def receive(url: str, part: Path, size: int, source: Hub, bar) -> None:
     FetchError when one doesn't; OSError when the disk is full.
     """
     part.touch()
-    if part.stat().st_size > size:
+    if part.stat().st_size > size:  # not a part of this file
         os.truncate(part, 0)
     bar.update(part.stat().st_size)
     while (had := part.stat().st_size) < size:

@@ -9,6 +9,7 @@ from engine.program import program
 from engine.runtime import DeviceError, default_device, get_device, set_default_device
 from engine.symbolic import Var
 from engine.tensor import Tensor
+from engine.tuning import tuned
 
 __all__ = [
     "DeviceError",
@@ -20,4 +21,5 @@ __all__ = [
     "get_device",
     "program",
     "set_default_device",
+    "tuned",
 ]

@@ -313,7 +313,7 @@ class Lowering(Evaluator):
         return self._value(node.src[0], tuple(inner), ())
 
     def _from_tile(self, node: Node, index: Index) -> Value:
-        raise AssertionError(f"{node.arg} is made tile by tile, by a plan for that")
+        raise AssertionError(f"{node.arg.name} is made tile by tile, by a plan for that")
 
     def _known(self, key: tuple) -> bool:
         return any(key in block.nodes for block in self.path)

@@ -1,28 +1,34 @@
 """A schedule made ready to run: recipes, lower, render, compile, place. The file joining them.
 
 Generated functions are remembered per device by their kernel's canonical form (buffers numbered,
-not named), so the layers of a network share code. On disk the backend remembers binaries by source.
+not named), so the layers of a network share code. On disk the backend remembers binaries by source,
+and there are the cuts of loops that `tuning` found to be faster than the recipes' on this device.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from engine import tune
 from engine.graph import Node, Op, Storage, graph_variables, make, rebuild, toposort
-from engine.lower import lower
+from engine.lower import Plan, lower
 from engine.memory import SLACK, plan_memory
 from engine.recipes import choose
 from engine.render import render
 from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
+from engine.runtime.host import cache_folder, saved
 from engine.schedule import Kernel, Schedule, cost
-from engine.symbolic import Expr
+from engine.symbolic import Expr, upper
 from engine.symbolic import variables as free
 from engine.tiles import TilePlan, lower_tiles
 
 _steps: dict[tuple[str, Kernel], Step] = {}
+_winners: dict[str, dict[str, str]] = {}  # device -> tune.cut by the `place` of a recipe's code
 
 
 @dataclass
@@ -114,18 +120,57 @@ def step_of(kernel: Kernel, device: Device, name: str) -> Step:
         if device.target is None:
             found = Step(kernel, [], 1, kernel.root.op.name.lower(), _variables(kernel))
         else:
-            reshaped, plan = choose(kernel, device.target)
-            is_tiled = isinstance(plan, TilePlan)
-            function = (lower_tiles if is_tiled else lower)(reshaped, plan)
-            rendered = render(function, device.target)
-            if DEBUG >= 3:
-                print(plan, file=sys.stderr)
-            if DEBUG >= 4:
-                print(rendered.text, file=sys.stderr)
-            found = Step(rendered, [], function.groups, function.label, function.variables)
+            found = _generated(kernel, device)
         found.flops, found.nbytes = cost(kernel)
         _steps[name, kernel] = found
     return found
+
+
+def _generated(kernel: Kernel, device: Device) -> Step:
+    """The step by the recipe's plan, or by one that was faster on this device."""
+    kernel, plan = choose(kernel, device.target)
+    made = generated(kernel, plan, device)
+    better = winners(device).get(place(made))
+    faster = tune.restored(kernel, plan, better) if better else None
+    if faster is not None:
+        plan, made = faster, generated(kernel, faster, device)
+    if DEBUG >= 3:
+        print(plan, file=sys.stderr)
+    if DEBUG >= 4:
+        print(made.function.text, file=sys.stderr)
+    return made
+
+
+def generated(kernel: Kernel, plan: Plan, device: Device) -> Step:
+    """The step that runs a kernel by a plan, its loops made and printed as source."""
+    function = (lower_tiles if isinstance(plan, TilePlan) else lower)(kernel, plan)
+    rendered = render(function, device.target)
+    return Step(rendered, [], function.groups, function.label, function.variables)
+
+
+def place(step: Step) -> str:
+    """What names a step in the table of winners: its code, and how often that runs at most."""
+    return f"{step.function.name} x{upper(step.groups)}"
+
+
+def winners(device: Device) -> dict[str, str]:
+    """The better cuts known for a device, read once; whoever finds one adds it."""
+    if device.name not in _winners:
+        _winners[device.name] = tune.table(saved(winners_path(device)))
+    return _winners[device.name]
+
+
+def winners_path(device: Device) -> Path:
+    """Where they are kept. What ran on other hardware, or fewer cores, doesn't count."""
+    target = replace(device.target, features=frozenset())
+    parts = [device.identity, repr(target), *sorted(device.target.features)]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+    return cache_folder() / f"tuned-{key}.json"
+
+
+def forget(kernel: Kernel, name: str) -> None:
+    """Make the step of a canonical kernel anew when it is next wanted."""
+    _steps.pop((name, kernel), None)
 
 
 def _variables(kernel: Kernel) -> tuple[Expr, ...]:

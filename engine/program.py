@@ -10,6 +10,7 @@ from typing import Any
 
 from engine import graph as g
 from engine import tensor as tensors
+from engine import tuning
 from engine.graph import Node, Op, Storage, make
 from engine.prepare import Prepared, prepare
 from engine.runtime import LOCK, get_device
@@ -68,7 +69,7 @@ class Program:
         key = tuple((t.shape, t.dtype, t.device) for t in inputs)
         capture = self.captures.get(key)
         if capture is None:
-            capture = self.captures[key] = self._capture(inputs)
+            capture = self.captures[key] = self._capture(inputs, values)
         else:
             for tensor, storage in zip(capture.written, capture.states):
                 _restore(tensor, storage)
@@ -88,7 +89,7 @@ class Program:
                 raise ValueError(f"{name} = {value} is outside {var.min} … {var.max}")
         return {self.variables[name]: int(value) for name, value in ints.items()}
 
-    def _capture(self, inputs: tuple[Tensor, ...]) -> _Capture:
+    def _capture(self, inputs: tuple[Tensor, ...], values: dict[Expr, int]) -> _Capture:
         storages = []
         held = []
         for t in inputs:
@@ -101,7 +102,7 @@ class Program:
         gc.disable()  # thousands of nodes are made and none is garbage: looking takes 0.2 s
         try:
             result = self.function(*held, **self.variables)
-            return self._prepared(held, storages, result, recorder, self.exact)
+            return self._prepared(held, storages, result, recorder, values)
         except BaseException:
             recorder.undo()
             raise
@@ -110,13 +111,13 @@ class Program:
             if collects:
                 gc.enable()
 
-    @staticmethod
     def _prepared(
+        self,
         held: list[Tensor],
         storages: list[Storage],
         result: Any,
         recorder: tensors.Recorder,
-        exact: bool,
+        values: dict[Expr, int],
     ) -> _Capture:
         single = isinstance(result, Tensor)
         outputs = [result] if single or not isinstance(result, (tuple, list)) else list(result)
@@ -131,8 +132,9 @@ class Program:
         for storage in storages:
             storage.data = get_device(device).allocate(max(1, storage.nbytes))
         own = [g.copy(t.node) if t.node.op is Op.BUFFER else t.node for t in outputs]
-        plan = specialised([*own, *(t.node for t in written)], device, exact)
+        plan = specialised([*own, *(t.node for t in written)], device, self.exact)
         growth = {s: v - s.version for s, v in plan.versions.items()}
+        tuning.improve(plan, values)
         prepared = prepare(plan, repeated=True)
         places = [n.arg[0] for n in plan.results[len(outputs) :]]
         return _Capture(prepared, storages, device, single, written, places, growth)

@@ -32,6 +32,7 @@ ENGINE_ORDER = (
     "render",
     "runtime",
     "prepare",
+    "tuning",
     "specialise",
     "realize",
     "tensor",

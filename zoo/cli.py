@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NoReturn
 
 # 128 + the number of the signal
@@ -70,7 +70,7 @@ def add_model_flags(
     default_model: str,
     seed: str = "make a random result repeatable (default: a new one each time)",
 ) -> None:
-    """--model, --device, --dtype and --seed, which every model's commands take.
+    """--model, --device, --dtype, --seed and --tune, which every model's commands take.
 
     `seed` is the help text of --seed.
     """
@@ -94,6 +94,12 @@ def add_model_flags(
         help="auto: multiply in bf16 where that is fast; f32: exact (default: auto)",
     )
     group.add_argument("--seed", type=integer(0), metavar="N", help=seed)
+    group.add_argument(
+        "--tune",
+        action="store_true",
+        help="first look for faster kernels on this device, for a minute or two; later starts "
+        "use them by themselves",
+    )
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -137,6 +143,35 @@ def note(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
+
+
+@contextlib.contextmanager
+def tuning(device: str | None) -> Iterator[None]:
+    """Kernels of programs captured meanwhile are tuned; a line on stderr says what came of it.
+
+    An interrupt ends it, and keeps what was found by then.
+    """
+    from tqdm import tqdm
+
+    from engine import get_device, tuned
+
+    if get_device(device).target is None:
+        note(f"(nothing to tune: the device {get_device(device).name} generates no kernels)")
+        yield
+        return
+
+    def shown(kernels: Sequence) -> Iterator:
+        bar = tqdm(kernels, "tuning", file=sys.stderr, leave=False, disable=None, unit="kernel")
+        with bar:
+            yield from bar
+
+    with tuned(device, shown) as found:
+        try:
+            yield
+        finally:
+            note(
+                f"({found.faster} of {len(found.tried)} kernels got faster; saved in {found.path})"
+            )
 
 
 def one_line(error: object) -> str:

@@ -18,17 +18,20 @@ from engine.recipes import (
     conv,
     elementwise,
     few_queries,
+    gemm,
+    gemv,
     groups,
     product,
     rows,
     tiles,
     vnni,
+    winograd,
 )
 from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (vnni.rewrite, amx.rewrite)
+REWRITES = (vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 
@@ -37,8 +40,8 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
     found = product.find(node)
     if found is None:
         return None
-    for order in (found, found.swapped()):
-        for recipe in REWRITES:
+    for recipe in REWRITES:
+        for order in (found, found.swapped()):
             result = recipe(order, settings)
             if result is not None:
                 return order.restored(result)
@@ -46,7 +49,14 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
 
 
 # each goes through the whole graph: what consists of several products has to come before them
-PASSES = (groups.rewrite, attention.rewrite, few_queries.rewrite, conv.rewrite, _rewrite_product)
+PASSES = (
+    groups.rewrite,
+    attention.rewrite,
+    few_queries.rewrite,
+    conv.rewrite,
+    winograd.rewrite,
+    _rewrite_product,
+)
 
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:

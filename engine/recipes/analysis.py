@@ -33,6 +33,7 @@ class Facts:
     reductions: (node, its index, the variables of its own loops).
     tiles: (INTRINSIC, the index at which it is read).
     gathered: loop variables that decide a gathered index, and so can't lie across lanes.
+    counted: those whose number is itself a value, which others may be chosen by.
     """
 
     axes: list[Expr | None]
@@ -40,6 +41,7 @@ class Facts:
     loads: list[Load] = field(default_factory=list)
     reductions: list[tuple[Node, tuple[Int, ...], tuple[Expr, ...]]] = field(default_factory=list)
     gathered: set[Expr] = field(default_factory=set)
+    counted: set[Expr] = field(default_factory=set)
     tiles: list[tuple[Node, tuple[Int, ...]]] = field(default_factory=list)
     store: Int = 0
 
@@ -74,6 +76,9 @@ def analyse(kernel: Kernel) -> Facts:
             continue
         if node.op is Op.INTRINSIC:
             facts.tiles.append((node, where))
+            continue
+        if node.op is Op.IOTA:
+            facts.counted |= variables(where[0])
             continue
         made: list[Expr] = []
 

@@ -11,6 +11,8 @@ from engine.symbolic import Expr, Int, linear_in, product, upper
 
 GROUP = 8192  # elements per work-group
 MANY = 1 << 16  # outputs that don't stay in the caches next to a core
+SQUARE = 32  # elements along either side
+COPIES = 64  # of a loop's body, at most
 AHEAD = 2048  # bytes: a few lines, so that memory is at work all the time
 
 
@@ -50,9 +52,16 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     if target.lanes == 1:
         vector = None
     order = _order(facts, vector)
-    block: list = [1] * rank
-    room = GROUP if target.is_cpu else 1
+    unroll = _unroll(facts, vector, target)
+    block: list = list(unroll)
+    room = max(1, GROUP // product(unroll)) if target.is_cpu else 1
+    crossed = _crossed(facts) if target.is_cpu and vector is None else ()
+    for a in crossed:
+        block[a] = min(SQUARE, upper(shape[a]))
+        room = max(1, SQUARE * SQUARE // product(block))
     for a in reversed(order):
+        if block[a] > 1:
+            continue
         size = upper(shape[a])
         if size <= room:
             block[a] = shape[a]
@@ -66,12 +75,38 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     return Plan(
         "elementwise",
         tuple(block),
-        (1,) * rank,
+        unroll,
         tuple(order),
         vector,
         target.lanes if vector is not None else 1,
         ahead=ahead(kernel, target),
     )
+
+
+def _unroll(facts: Facts, vector: int | None, target: Target) -> tuple[int, ...]:
+    """Copies along each axis: of all places of a short one by whose number values are chosen.
+
+    Each copy then has no choice left, and what several of them need is computed once.
+    """
+    unroll = [1] * len(facts.axes)
+    if target.is_cpu and vector is not None:
+        room = COPIES
+        for a, var in enumerate(facts.axes):
+            if var in facts.counted and a != vector and facts.sizes[var] in range(2, room + 1):
+                unroll[a] = facts.sizes[var]
+                room //= unroll[a]
+    return tuple(unroll)
+
+
+def _crossed(facts: Facts) -> tuple[int, ...]:
+    """The axis along which the largest thing lies that is read, and that along which the output
+    does, if they are others: a square of both uses all of each line of memory while it is near."""
+    largest = max(facts.loads, key=lambda load: upper(load.buffer.numel), default=None)
+    if largest is None:
+        return ()
+    axes = [a for a, var in enumerate(facts.axes) if var is not None]
+    read = [a for a in axes if largest.stride(facts.axes[a]) == 1]
+    return (read[0], axes[-1]) if read and axes[-1] not in read else ()
 
 
 def _order(facts: Facts, vector: int | None) -> list[int]:

@@ -16,6 +16,7 @@ from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op, toposort
 from engine.recipes.convolution import Convolution, find
+from engine.recipes.settings import Settings
 from engine.symbolic import Int, bounds, product
 from engine.windows import windows
 
@@ -58,7 +59,12 @@ def _expanded(roots: Sequence[Fraction]) -> tuple[Fraction, ...]:
 INPUT, KERNEL, OUTPUT = _matrices(POINTS, 3)
 
 
-def rewrite(node: Node) -> Node | None:
+def rewrite(node: Node, settings: Settings) -> Node | None:
+    """The convolution in another way, on devices that have a recipe for its products."""
+    return by_products(node) if settings.target.is_cpu else None
+
+
+def by_products(node: Node) -> Node | None:
     """The same sums by way of 36 products; None where a node isn't such a convolution.
 
     Its weight has to be a constant: its transform is then another, packed by whoever multiplies.
@@ -66,13 +72,13 @@ def rewrite(node: Node) -> Node | None:
     found = find(node)
     if found is None or not _suits(found):
         return None
-    channels, outputs = found.x.shape[1], found.weight.shape[0]
-    left = _kernel(found.weight)  # (36, O, C)
-    right = _input(found)  # (36, C, T)
-    shape = (PLANES, outputs, right.shape[2], channels)
-    left = g.expand(g.reshape(left, (PLANES, outputs, 1, channels)), shape)
-    right = g.reshape(g.permute(right, (0, 2, 1)), (PLANES, 1, shape[2], channels))
-    sums = g.reduce(g.binary(Op.MUL, left, g.expand(right, shape)), "add", (3,))
+    left, right = _input(found), _kernel(found.weight)  # (36, T, C), (36, O, C)
+    _, tiles, channels = left.shape
+    outputs = right.shape[1]
+    shape = (PLANES, tiles, outputs, channels)
+    left = g.expand(g.reshape(left, (PLANES, tiles, 1, channels)), shape)
+    right = g.expand(g.reshape(right, (PLANES, 1, outputs, channels)), shape)
+    sums = g.reduce(g.binary(Op.MUL, left, right), "add", (3,))
     return _output(g.packed(g.reshape(sums, shape[:3])), found)
 
 
@@ -96,14 +102,15 @@ def _tiles(found: Convolution) -> tuple[Int, Int, Int]:
 
 
 def _input(found: Convolution) -> Node:
-    """The transforms of all windows (36, C, T)."""
+    """The transforms of all windows (36, T, C)."""
     missing = (n * TILE + 2 - m for n, m in zip(_tiles(found)[1:], found.x.shape[2:]))
-    padded = g.packed(g.pad(found.x, ((0, 0), (0, 0), *((0, n) for n in missing))))
-    view = windows(padded, (2, 3), (WINDOW, WINDOW), (TILE, TILE), (1, 1))
-    view = g.permute(view, (4, 5, 1, 0, 2, 3))  # (6, 6, C, B, high, wide)
-    channels, tiles = view.shape[2], product(view.shape[3:])
-    made = _transformed(g.reshape(view, (WINDOW, WINDOW, channels, tiles)), INPUT)
-    return g.reshape(made, (PLANES, channels, tiles))
+    padded = g.pad(found.x, ((0, 0), (0, 0), *((0, n) for n in missing)))
+    padded = g.packed(g.permute(padded, (0, 2, 3, 1)))  # channels last: they are the lanes
+    view = windows(padded, (1, 2), (WINDOW, WINDOW), (TILE, TILE), (1, 1))
+    view = g.permute(view, (4, 5, 0, 1, 2, 3))  # (6, 6, B, high, wide, C)
+    channels, tiles = view.shape[5], product(view.shape[2:5])
+    made = _transformed(g.reshape(view, (WINDOW, WINDOW, tiles, channels)), INPUT)
+    return g.packed(g.reshape(made, (PLANES, tiles, channels)))
 
 
 def _kernel(weight: Node) -> Node:
@@ -113,13 +120,14 @@ def _kernel(weight: Node) -> Node:
 
 
 def _output(sums: Node, found: Convolution) -> Node:
-    """The tiles whose transforms are (36, O, T), side by side in the shape of the node."""
-    outputs, tiles = sums.shape[1:]
-    made = _transformed(g.reshape(sums, (WINDOW, WINDOW, outputs, tiles)), OUTPUT)
+    """The tiles whose transforms are (36, T, O), side by side in the shape of the node."""
+    tiles, outputs = sums.shape[1:]
+    made = _transformed(g.reshape(sums, (WINDOW, WINDOW, tiles, outputs)), OUTPUT)
     batch, high, wide = _tiles(found)
-    made = g.reshape(made, (TILE, TILE, outputs, batch, high, wide))
-    made = g.permute(made, (3, 2, 4, 0, 5, 1))  # (B, O, high, 4, wide, 4)
-    made = g.reshape(made, (batch, outputs, high * TILE, wide * TILE))
+    made = g.reshape(made, (TILE, TILE, batch, high, wide, outputs))
+    made = g.packed(g.permute(made, (2, 3, 0, 4, 1, 5)))  # (B, high, 4, wide, 4, O)
+    made = g.reshape(made, (batch, high * TILE, wide * TILE, outputs))
+    made = g.permute(made, (0, 3, 1, 2))
     ends = (batch, outputs, *found.out)
     return g.reshape(g.shrink(made, tuple((0, end) for end in ends)), found.node.shape)
 

@@ -14,6 +14,8 @@ from engine import Tensor
 from engine import dtype as dt
 from engine.recipes import amx, vnni
 from engine.recipes.amx import Tiles
+from engine.recipes.gemm import RegisterTile
+from engine.recipes.gemv import Stream
 from engine.recipes.vnni import Dots
 from tests.engine.intrinsics import (
     EXACT,
@@ -194,7 +196,7 @@ def test_tiles_keep_what_is_not_finite_where_it_belongs() -> None:
 def test_few_rows_are_multiplied_as_they_are_and_many_in_bfloat16() -> None:
     need(amx.NEEDED | vnni.NEEDED)
     weight, plain = quantised("Q4_1", 50, 64), normal(50, 64, weight=True)
-    for rows, of_blocks, of_floats in ((32, [Dots], []), (33, [Tiles], [Tiles])):
+    for rows, of_blocks, of_floats in ((32, [Dots], [RegisterTile]), (33, [Tiles], [Tiles])):
         Recipe(product(weight))(normal(rows, 64)).used(*of_blocks)
         Recipe(product(plain))(normal(rows, 64)).used(*of_floats)
 
@@ -206,10 +208,11 @@ def test_f32_and_factors_that_are_no_weights_are_never_rounded() -> None:
     def network(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
         return x @ weight.transpose(), x[:2] @ weight.transpose(), x @ plain.transpose(), x @ y
 
-    exact = Recipe(network, "f32")(normal(40, 64), normal(64, 50)).used()
-    exact.close(1e-5, 1e-5)
-    Recipe(lambda x, y: x @ y)(normal(40, 64), normal(64, 50)).used().close(1e-5, 1e-5)
-    Recipe(product(plain))(normal(9, 64)).used().close(1e-5, 1e-5)
+    answers = Recipe(network, "f32")(normal(40, 64), normal(64, 50))
+    answers.used(RegisterTile, Stream, RegisterTile, RegisterTile).close(1e-5, 1e-5)
+    answers = Recipe(lambda x, y: x @ y)(normal(40, 64), normal(64, 50))
+    answers.used(RegisterTile).close(1e-5, 1e-5)
+    Recipe(product(plain))(normal(9, 64)).used(RegisterTile).close(1e-5, 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,29 @@ def test_rotary_positions_and_interleaved_lanes() -> None:
     check(device, [rope(x, table[0], table[1])], rtol=2e-6, atol=1e-6)
 
 
+@examples(4)
+def test_values_chosen_by_number(data: st.DataObject) -> None:
+    """Short axes by whose number something is chosen are unrolled: each copy has its own value."""
+    d = Draw(data)
+    count, columns = d.choice(2, 5, 9, 80), d.side()
+    x = d.maybe_symbolic(d.tensor(d.side(), 1, columns), 0, "rows")
+    at = Tensor.arange(count, device=d.device.name).reshape(count, 1)
+    rest = Tensor.where(at < 4, x * 2, x.maximum(1) + at.float())
+    chosen = Tensor.where(at < 1, x, rest)
+    d.check(chosen)
+    d.check(chosen.permute(1, 0, 2))
+
+
+@pytest.mark.parametrize("shape", [(1, 70, 90), (3, 33, 5, 64), (2, 4, 130)])
+def test_copies_that_cross_axes(shape: tuple[int, ...]) -> None:
+    """They go by squares, some of which don't fill; also of a part, and reversed."""
+    device = cpu()
+    x = Tensor(np.arange(np.prod(shape), dtype=np.float32).reshape(shape), device=device.name)
+    last = (0, *range(2, len(shape)), 1)
+    for out in (x.permute(*last), x[:, 1:].flip(1).permute(*last), x[..., 3:].permute(*last)):
+        check(device, [out.contiguous()])
+
+
 @pytest.mark.parametrize("shape", [(7, 64), (1, 64)])
 def test_recipes_use_the_lanes_they_are_given(shape: tuple[int, ...]) -> None:
     """The plans compared above aren't all the plain one."""

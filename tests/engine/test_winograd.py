@@ -10,7 +10,10 @@ from engine import Tensor
 from engine.convolution import conv1d, conv2d
 from engine.graph import Node, Op, toposort
 from engine.recipes import convolution, product, winograd
+from engine.recipes.gemm import RegisterTile
 from engine.recipes.winograd import INPUT, KERNEL, OUTPUT
+from tests.engine.intrinsics import Recipe
+from tests.engine.kernels import cpu
 from tests.engine.oracle import each_device, property_test, rng, small
 
 
@@ -130,7 +133,7 @@ def test_it_equals_the_direct_convolution(device: str, data: st.DataObject) -> N
     x = r.standard_normal((data.draw(st.integers(1, 2)), c, *space)).astype(np.float32)
     w = r.standard_normal((o, c, 3, 3)).astype(np.float32)
     out = conv2d(Tensor(x, device=device), constant(w, device), padding=padding)
-    made = winograd.rewrite(sum_of(out))
+    made = winograd.by_products(sum_of(out))
     assert made is not None
     assert made.shape == sum_of(out).shape
     near(Tensor(made, device=device).numpy(), direct(x, w, padding))
@@ -139,11 +142,11 @@ def test_it_equals_the_direct_convolution(device: str, data: st.DataObject) -> N
 def test_it_is_36_products_of_channels_and_tiles() -> None:
     x = Tensor(np.zeros((2, 48, 64, 32), np.float32), device="reference")
     w = constant(np.zeros((40, 48, 3, 3), np.float32), "reference")
-    made = winograd.rewrite(sum_of(conv2d(x, w, padding=1)))
+    made = winograd.by_products(sum_of(conv2d(x, w, padding=1)))
     (node,) = (n for n in toposort([made]) if n.op is Op.REDUCE)
     found = product.find(node)
-    assert found.left.shape == (36, 40, 48)
-    assert found.right.shape == (36, 2 * 16 * 8, 48)
+    assert found.left.shape == (36, 2 * 16 * 8, 48)
+    assert found.right.shape == (36, 40, 48)
 
 
 @each_device
@@ -153,11 +156,20 @@ def test_work_around_the_convolution_stays(device: str) -> None:
     w = r.standard_normal((32, 32, 3, 3)).astype(np.float32)
     b = r.standard_normal(32).astype(np.float32)
     inner = conv2d(Tensor(x, device=device).relu(), constant(w, device), constant(b, device), 1, 1)
-    made = winograd.rewrite(sum_of(inner))
+    made = winograd.by_products(sum_of(inner))
     total = Tensor(made, device=device).reshape(*inner.shape) + constant(b, device).reshape(
         32, 1, 1
     )
     near(total.numpy(), direct(np.maximum(x, 0), w, ((1, 1), (1, 1))) + b[:, None, None])
+
+
+def test_a_program_multiplies_the_transforms_by_register_tiles() -> None:
+    r = np.random.default_rng(3)
+    x = r.standard_normal((2, 48, 30, 37)).astype(np.float32)
+    w = r.standard_normal((40, 48, 3, 3)).astype(np.float32)
+    weight = constant(w, cpu().name)
+    answers = Recipe(lambda x: conv2d(x, weight, padding=1), "f32")(Tensor(x, device=cpu().name))
+    near(answers.used(RegisterTile).got[0], direct(x, w, ((1, 1), (1, 1))))
 
 
 OTHERS = {
@@ -178,4 +190,4 @@ def test_other_convolutions_are_left_alone(what: str) -> None:
     w = np.zeros((c, c // how.get("groups", 1), k, k), np.float32)
     x = Tensor(np.zeros((1, c, side, side), np.float32), device="reference")
     weight = constant(w, "reference") if fixed else Tensor(w, device="reference")
-    assert winograd.rewrite(sum_of(conv2d(x, weight, padding=1, **how))) is None
+    assert winograd.by_products(sum_of(conv2d(x, weight, padding=1, **how))) is None

@@ -179,6 +179,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         dtype=arguments.dtype,
         ctx=arguments.ctx,
         seed=arguments.seed,
+        tune=arguments.tune,
     )
     print(result.json() if arguments.json else result.text())
 
@@ -189,7 +190,7 @@ def _load(arguments: argparse.Namespace):
 
     if arguments.device is not None:
         set_default_device(arguments.device)
-    return load(arguments.model, arguments.device, arguments.dtype, arguments.ctx)
+    return load(arguments.model, arguments.device, arguments.dtype, arguments.ctx, arguments.tune)
 
 
 def _options(arguments: argparse.Namespace) -> dict:

@@ -59,11 +59,17 @@ def measure(
     dtype: str = "auto",
     ctx: int | None = None,
     seed: int | None = None,
+    tune: bool = False,
 ) -> Result:
     """Load a model and time it on random tokens, which cost what any text costs.
 
+    `tune` looks for faster kernels before anything is timed; only the peak memory shows it.
     UsageError when prompt and reply don't fit the context together.
     """
+    if tune:
+        from zoo.llama.loading import load
+
+        load(name, device, dtype, ctx, tune=True)
     begun = time.perf_counter()
     from zoo.llama.loading import load  # starting the engine is part of loading
 

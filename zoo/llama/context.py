@@ -81,6 +81,13 @@ class Context:
         self.ids += ids
         return np.concatenate(rows)
 
+    def rehearse(self) -> None:
+        """Run every program once, on prompts of usual lengths, and forget them."""
+        for count in (PREFILL + 1, FEW + 1):
+            self.reset()
+            self.next_logits([0] * min(count, self.size))
+        self.reset()
+
     def reset(self) -> None:
         """Forget the conversation."""
         self.ids = []

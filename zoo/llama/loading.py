@@ -9,6 +9,7 @@ from typing import Any
 import weights
 from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
+from zoo import cli
 from zoo.errors import UsageError
 from zoo.llama import gguf_tokenizer, model
 from zoo.llama.context import Context
@@ -27,12 +28,14 @@ def load(
     device: str | None = None,
     dtype: str = "auto",
     ctx: int | None = None,
+    tune: bool = False,
 ) -> Llama:
     """A model by registry or hub name, GGUF file or Hugging Face folder, ready to generate.
 
     `ctx` is the most tokens of prompt and reply together (None: 4096, or less if the model's
-    limit is lower). WeightError for a file that can't be used, DeviceError without the device,
-    UsageError for an empty name and for a ctx beyond the model's.
+    limit is lower). `tune` looks for faster kernels on this device, for a minute or two: they are
+    kept, and later loads use them without it. WeightError for a file that can't be used,
+    DeviceError without the device, UsageError for an empty name and for a ctx beyond the model's.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -54,6 +57,9 @@ def load(
         raise WeightError(problem, file=checkpoint.path, expected=expected, got=got)
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
     context = Context(Params(tensors), config, size, device, dtype)
+    if tune:
+        with cli.tuning(device):
+            context.rehearse()
     return Llama(config, tokenizer, context, checkpoint.path.name)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from weights import ctranslate2, diffusers, folder, ggml, gguf, meta, pytorch, safetensors, zipped
+from weights.cache import FetchError
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.convert import write_as
-from weights.download import FetchError, fetch, resolve
+from weights.download import fetch, resolve
 from weights.params import Params, check
 
 __all__ = [

@@ -15,16 +15,18 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from weights import convert, load, names
+from weights import cache, convert, load, names
 from weights.checkpoint import Checkpoint, WeightError, printable
 from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
-from weights.download import fetch, is_fetched, megabytes, resolve
-from weights.registry import MODELS, find
+from weights.download import fetch, resolve
+from weights.registry import MODELS, find, from_hub
 
 _PROG = "python -m weights"
 _EXAMPLES = """examples:
   python -m weights list
   python -m weights fetch smollm2
+  python -m weights fetch ORG/REPO             any repository of the Hugging Face hub
+  python -m weights fetch ORG/REPO/FILE.gguf   one file of it
   python -m weights inspect smollm2
   python -m weights inspect model.safetensors --json
   python -m weights convert model.gguf model.safetensors
@@ -100,11 +102,14 @@ def _say(message: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     top = _Parser(prog=_PROG, description="List, fetch, inspect and convert checkpoints.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _command(commands, "list", "show the models known by name", _list)
+    command = _command(commands, "list", "show the models known by name", _list)
+    command.add_argument("--json", action="store_true", help="a JSON array instead of a table")
     command = _command(
         commands, "fetch", "download a model into the cache, and print its path", _fetch
     )
-    command.add_argument("name", type=_text, metavar="NAME", help="a name or alias from `list`")
+    command.add_argument(
+        "name", type=_text, metavar="NAME", help="a name or alias from `list`, or ORG/REPO[/FILE]"
+    )
     command = _command(commands, "inspect", "show what a checkpoint holds", _inspect)
     command.add_argument(
         "path", type=_text, metavar="PATH", help="a file, a folder or a name from `list`"
@@ -144,7 +149,7 @@ def _text(argument: str) -> str:
 
 def _fetch(args: argparse.Namespace) -> None:
     try:
-        model = find(args.name)
+        model = from_hub(args.name) or find(args.name)
     except WeightError as error:
         # The registry's own message is for `inspect`, which takes files too.
         problem = f"no model is called '{printable(args.name)}'"
@@ -178,12 +183,34 @@ def _convert(args: argparse.Namespace) -> None:
 
 
 def _list(args: argparse.Namespace) -> None:
-    rows = [("NAME", "ALIASES", "SIZE", "LICENCE", "FETCHED", "DESCRIPTION")]
-    for model in MODELS:
-        here = "yes" if is_fetched(model) else "no"
-        aliases, size = ", ".join(model.aliases), megabytes(model.size)
-        rows.append((model.name, aliases, size, model.licence, here, model.description))
-    _print_table(rows)
+    models = [
+        {
+            "name": model.name,
+            "aliases": list(model.aliases),
+            "size": model.size,
+            "licence": model.licence,
+            "fetched": cache.local(model) is not None,
+            "gated": model.gated,
+            "description": model.description,
+        }
+        for model in MODELS
+    ]
+    if args.json:
+        print(json.dumps(models, indent=1))
+        return
+    rows = [[_cell(key, value) for key, value in model.items()] for model in models]
+    _print_table([[key.upper() for key in models[0]], *rows])
+
+
+def _cell(key: str, value: Any) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(value)
+        case int():
+            return cache.size_text(value)
+    return value
 
 
 def _inspect(args: argparse.Namespace) -> None:

@@ -79,7 +79,8 @@ def add_model_flags(
         "--model",
         metavar="NAME|PATH",
         default=default_model,
-        help="a name from `python -m weights list`, a file or a folder (default: %(default)s)",
+        help="a name from `python -m weights list`, ORG/REPO of the Hugging Face hub, a file or a "
+        "folder (default: %(default)s)",
     )
     group.add_argument(
         "--device",

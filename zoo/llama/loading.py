@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import weights
@@ -23,7 +21,6 @@ DEFAULT_CTX = 4096  # tokens; a longer context has to be asked for, because its 
 DTYPES = ("auto", "f32")
 _GGUF_ARCHITECTURES = ("llama",)
 _HF_TYPES = ("llama", "mistral")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")  # organisation/repository
 _EMBEDDINGS = ("token_embd.weight", "tok_embeddings.weight", "model.embed_tokens.weight")
 _LARGEST = 1 << 24  # of any one size: keeps made-up numbers out of the arithmetic
 
@@ -35,7 +32,7 @@ def load(
     ctx: int | None = None,
     tune: bool = False,
 ) -> Llama:
-    """A model by registry name, GGUF file or Hugging Face folder, ready to generate.
+    """A model by registry or hub name, GGUF file or Hugging Face folder, ready to generate.
 
     `ctx` is the most tokens of prompt and reply together (None: 4096, or less if the model's
     limit is lower). `tune` looks for faster kernels on this device, for a minute or two: they are
@@ -46,7 +43,8 @@ def load(
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if ctx is not None and ctx < 1:
         raise UsageError(f"ctx must be 1 or more, got {ctx}")
-    _check_name(name_or_path)
+    if isinstance(name_or_path, str) and not name_or_path.strip():
+        raise UsageError("the model name is empty")
     get_device(device)  # no device, no sense in reading 98 MB
     checkpoint = weights.load(weights.resolve(name_or_path), device)
     config = read_config(checkpoint)
@@ -65,23 +63,6 @@ def load(
         with cli.tuning(device):
             context.rehearse()
     return Llama(config, tokenizer, context, checkpoint.path.name)
-
-
-def _check_name(name_or_path: str | os.PathLike[str]) -> None:
-    """Refuse what `weights.resolve` would take for a path, though nobody meant one."""
-    if not isinstance(name_or_path, str):
-        return
-    if not name_or_path.strip():
-        raise UsageError("the model name is empty")
-    path = Path(name_or_path)
-    in_a_folder = path.parent.is_dir() or path.suffix.lower() in (".gguf", ".safetensors")
-    if _HUB_NAME.fullmatch(name_or_path) and not path.exists() and not in_a_folder:
-        raise WeightError(
-            "no such file or folder, and hub names are not fetched yet",
-            file=name_or_path,
-            remedy="download the repository and give its folder or a GGUF file of it, or take "
-            "a name from `python -m weights list`",
-        )
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import zoo.llama
+from tests.weights.serving import publish, serve
 from tests.zoo.llama import reference, tiny, vocab
 from weights import WeightError
 from zoo.errors import UsageError
@@ -172,9 +173,23 @@ def test_only_what_can_be_no_path_is_taken_for_a_hub_name(tmp_path, monkeypatch)
     for path in ("models/absent", "org/absent.gguf", "./org/name", "/org/name", "a/b/c"):
         with pytest.raises(WeightError) as caught:
             zoo.llama.load(path, device="reference")
-        assert "hub name" not in str(caught.value), path
-    with pytest.raises(WeightError, match="^org/name-1.5: .*hub names are not fetched yet"):
-        zoo.llama.load("org/name-1.5", device="reference")
+        assert "fetched" not in str(caught.value), path
+
+
+def test_model_of_the_hub_is_fetched_and_loaded(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    folder = tiny.write_folder(tmp_path / "source")
+    with serve() as hub:
+        publish(hub, "org/tiny", {path.name: path.read_bytes() for path in folder.iterdir()})
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "none"))
+        monkeypatch.setenv("ZOO_CACHE", str(tmp_path / "cache"))
+        model = zoo.llama.load("org/tiny", device="reference")
+    expected = zoo.llama.load(folder, device="reference")
+    np.testing.assert_array_equal(model.logits([1, 2, 3]), expected.logits([1, 2, 3]))
 
 
 @pytest.mark.parametrize(

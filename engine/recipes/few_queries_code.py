@@ -12,12 +12,13 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # keys whose scores lie in scratch memory at once
 ROW = CHUNK + 16  # floats between the scores of two heads, with room for a whole vector at the end
+QUAD = 4  # keys whose sums are folded at once; lanes are a multiple of it
 WIDE = 4  # vectors of a value that are summed at once
 
 
 def work(spec: FewQueries) -> int:
     """Bytes of scratch: the scores of each head, then vectors of sums that wait to be folded."""
-    return spec.strip * (ROW + spec.lanes * spec.lanes) * 4
+    return spec.strip * (ROW + spec.lanes * spec.lanes // QUAD) * 4
 
 
 def source(spec: FewQueries) -> tuple[str, ...]:
@@ -132,37 +133,51 @@ def _dots_of_columns(spec: FewQueries) -> str:
 
 
 def _dots_of_rows(spec: FewQueries) -> str:
-    """As many keys as there are lanes: a vector of partial sums each, all folded in one tree."""
-    f, lanes, depth, rows = f"float{spec.lanes}", spec.lanes, spec.depth, range(spec.strip)
-    whole = depth - depth % lanes
+    """As many keys as there are lanes: a vector of partial sums each, all folded in one tree.
+
+    The tree's first levels are done for QUAD keys at once, in registers. If each vector waited in
+    memory, reads of keys that lie a multiple of 4 KB from one that waits would wait for it.
+    """
+    f, lanes, depth = f"float{spec.lanes}", spec.lanes, spec.depth
     memory, load, one = _reading(spec.key_view)
-    lines = [_fetched(spec, spec.key_view, "x", depth)]
-    lines += [f"const {f} x{d} = {load}(x + {d});" for d in range(0, whole, lanes)]
-    for r in rows:
-        at = r * depth
-        terms = [
-            f"*(__global const zoo_loose*)(q + {at + d}) * x{d}" for d in range(0, whole, lanes)
-        ]
-        lines.append(f"{f} t{r} = {' + '.join(terms) or f'({f})(0.0f)'};")
-        lines += [f"t{r}.s0 += q[{at + d}] * {one}(x + {d});" for d in range(whole, depth)]
-        lines.append(f"*(zoo_loose*)(p + {r * lanes * lanes} + i * {lanes}) = t{r};")
+    key, whole, keys = spec.key_view.strides[1], depth - depth % lanes, range(QUAD)
+    lines = [f"__global const {memory}* x{i} = k + (long)(j + i + {i}) * {key};" for i in keys]
+    lines += [_fetched(spec, spec.key_view, f"x{i}", depth) for i in keys]
+    columns = range(0, whole, lanes)
+    lines += [f"const {f} x{i}_{d} = {load}(x{i} + {d});" for i in keys for d in columns]
+    for r in range(spec.strip):
+        at, names = f"q + {r * depth}", [f"t{r}_{i}" for i in keys]
+        for i, t in enumerate(names):
+            terms = [f"*(__global const zoo_loose*)({at} + {d}) * x{i}_{d}" for d in columns]
+            lines.append(f"{f} {t} = {' + '.join(terms) or f'({f})(0.0f)'};")
+            lines += [f"{t}.s0 += ({at})[{d}] * {one}(x{i} + {d});" for d in range(whole, depth)]
+        folds, total = _folded(f, names)
+        place = f"p + {r * lanes * lanes // QUAD} + i * {lanes // QUAD}"
+        lines += [*folds, f"*(zoo_loose*)({place}) = {total};"]
     body = "\n      ".join(lines)
-    folded = "\n".join(_folded(spec, r) for r in rows)
+    ends = "\n    ".join(_ended(spec, r) for r in range(spec.strip))
     return f"""  for (; j + {lanes} <= count; j += {lanes}) {{
-    for (int i = 0; i < {lanes}; i++) {{
-      __global const {memory}* x = k + (long)(j + i) * {spec.key_view.strides[1]};
+    for (int i = 0; i < {lanes}; i += {QUAD}) {{
       {body}
     }}
-{folded}
+    {ends}
   }}"""
 
 
-def _folded(spec: FewQueries, row: int) -> str:
-    """The sums of a row's vectors in p, side by side in s."""
+def _ended(spec: FewQueries, row: int) -> str:
+    """The rest of the tree: a row's vectors in p become its sums, side by side in s."""
     f, lanes = f"float{spec.lanes}", spec.lanes
-    names = [f"y{i}" for i in range(lanes)]
-    start = f"p + {row * lanes * lanes}"
+    names = [f"y{i}" for i in range(lanes // QUAD)]
+    start = f"p + {row * lanes * lanes // QUAD}"
     lines = [f"const {f} {y} = *(zoo_loose*)({start} + {i * lanes});" for i, y in enumerate(names)]
+    folds, total = _folded(f, names)
+    return " ".join(["{", *lines, *folds, f"*(zoo_loose*)(s + {row * ROW} + j) = {total};", "}"])
+
+
+def _folded(f: str, names: list[str]) -> tuple[list[str], str]:
+    """Statements that add neighbouring lanes of so many vectors, again and again, until what is
+    left fits one; and the name of that."""
+    lines = []
     while len(names) > 1:
         pairs = list(zip(names[::2], names[1::2]))
         names = [f"{a}_" for a, _ in pairs]
@@ -170,8 +185,7 @@ def _folded(spec: FewQueries, row: int) -> str:
             f"const {f} {c} = ({f})({a}.even + {a}.odd, {b}.even + {b}.odd);"
             for c, (a, b) in zip(names, pairs)
         ]
-    lines.append(f"*(zoo_loose*)(s + {row * ROW} + j) = {names[0]};")
-    return "    { " + "\n      ".join(lines) + " }"
+    return lines, names[0]
 
 
 def _values(spec: FewQueries) -> str:

@@ -109,9 +109,12 @@ class Update:
 
 @dataclass(frozen=True)
 class Store:
+    """around: straight to memory, past the caches; a whole vector at a multiple of its size."""
+
     address: Address
     dtype: DType
     value: Value
+    around: bool = False
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,7 @@ def show(function: Function) -> str:
                     lines.append(f"{indent}call {name}({given})")
                 case Define(var, value):
                     lines.append(f"{indent}{var} = {names.get(value, value)}")
-                case Store(address, _, value):
+                case Store(address, _, value, _):
                     lines.append(f"{indent}store p{address.slot}[{address.index}] = {names[value]}")
                 case Fetch(slot, index):
                     lines.append(f"{indent}fetch p{slot}[{index}]")

@@ -52,6 +52,8 @@ class Plan:
     reduce_unroll  steps of a reduction per turn of its loop
     ahead   outputs are made in order: what lies so many elements ahead of them, and of what is
             read beside them, is fetched meanwhile
+    around  outputs don't go through the caches: they wouldn't stay there, and a cache reads a line
+            before it is written
     """
 
     recipe: str
@@ -63,6 +65,7 @@ class Plan:
     reduce_lanes: int = 1
     reduce_unroll: int = 1
     ahead: int = 0
+    around: bool = False
 
 
 def plain(kernel: Kernel) -> Plan:
@@ -202,7 +205,13 @@ class Lowering(Evaluator):
             lane = self.lane if self.lane in variables(flat) else None
             if self.plan.ahead and lane is not None:
                 self._fetch(flat, lane)
-            self._emit(Store(Address(0, flat, lane), target.dtype, value))
+            around = self.plan.around and lane is not None and self._is_whole(flat, lane)
+            self._emit(Store(Address(0, flat, lane), target.dtype, value, around))
+
+    def _is_whole(self, flat: Int, lane: Expr) -> bool:
+        """Whether a vector across lanes always lies at a multiple of its size."""
+        first = substitute(flat, {lane: 0})
+        return first % self.plan.lanes == 0 and substitute(flat, {lane: 1}) - first == 1
 
     def _fetch(self, flat: Int, lane: Expr) -> None:
         """Fetch what is written and read `ahead` elements on."""

@@ -105,6 +105,7 @@ class _Renderer:
         self.lines: list[str] = []
         inlined = _products_of_sums(function.body, _count_uses(function.body))
         self.spell = Speller(dialect, inlined)
+        self.is_around = False  # whether any store goes past the caches
 
     def text(self) -> str:
         """Parameters and body, without the name."""
@@ -120,6 +121,8 @@ class _Renderer:
             room = f"{kind} {part.name}[{part.size}] __attribute__((aligned(64)))"
             self.lines.append(f"  {room};")
         self._block(f.body, "  ")
+        if self.is_around:  # such stores keep no order by themselves
+            self.lines.append('  __asm__ volatile("sfence" ::: "memory");')
         self.lines.append("}")
         return "\n".join(self.lines) + "\n"
 
@@ -204,6 +207,10 @@ class _Renderer:
         start = self.spell.vector_start(address, dtype) if lanes > 1 else None
         if lanes == 1:
             self.lines.append(f"{indent}p0[{c_index(address.index)}] = {text};")
+        elif start is not None and store.around:
+            place = f"({self.dialect.pointer} {kind}{lanes}*)(p0 + {c_index(start)})"
+            self.lines.append(f"{indent}__builtin_nontemporal_store({text}, {place});")
+            self.is_around = True
         elif start is not None:
             self.spell.need(f"loose_{kind}{lanes}")
             place = f"*({self.dialect.pointer} loose_{kind}{lanes}*)(p0 + {c_index(start)})"
@@ -227,7 +234,7 @@ def _count_uses(body: list[Statement]) -> Counter[Value]:
                 uses[value] += 1
             case Update(_, value):
                 uses[value] += 1
-            case Store(_, _, value):
+            case Store(value=value):
                 uses[value] += 1
             case Loop(_, _, inner):
                 uses += _count_uses(inner)

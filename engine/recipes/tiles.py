@@ -14,6 +14,8 @@ from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
 from engine.tiles import Intrinsic, Rows, TilePlan, rows_in_all
 
+HUGE = 1 << 23  # bytes: a tile's rows are far apart then, and memory is slow at fetching such lines
+
 
 def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     """A plan for a kernel with INTRINSICs, None where it has none or they don't fit."""
@@ -45,7 +47,14 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
         grid=grid,
         axes=axes,
         where=where,
+        around=_is_huge(kernel, target),
     )
+
+
+def _is_huge(kernel: Kernel, target: Target) -> bool:
+    """Whether results had better not go through the caches, and the processor can do that."""
+    size = upper(kernel.target.numel) * kernel.target.dtype.itemsize
+    return target.is_cpu and "sse2" in target.features and size >= HUGE
 
 
 def _rows(facts: Facts) -> Rows | None:

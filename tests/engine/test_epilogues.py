@@ -14,7 +14,7 @@ import pytest
 from engine import Tensor
 from engine import dtype as dt
 from engine.functional import rope, silu, softmax
-from engine.recipes import amx, vnni
+from engine.recipes import amx, tiles, vnni
 from engine.recipes.amx import Tiles
 from engine.recipes.vnni import Dots
 from tests.engine.intrinsics import EXACT, SAME_NUMBERS, Recipe, need, normal, quantised
@@ -96,3 +96,19 @@ def test_a_chain_of_products_hands_over_in_the_form_that_the_next_one_reads() ->
         need(recipe.NEEDED)
         answers = Recipe(lambda x: silu(x @ a.transpose()) @ b.transpose())(normal(rows, 64))
         answers.used(kind, kind).close(quantum, 2 * EXACT[kind])
+
+
+@pytest.mark.parametrize("columns", [96, 80, 72])
+def test_results_past_the_caches_are_the_same(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only whole vectors go there: of 72 columns none do, since rows begin anywhere."""
+    need(amx.NEEDED)
+    monkeypatch.setattr(tiles, "HUGE", 0)
+    weight, bias = normal(columns, 64, weight=True), normal(columns, weight=True)
+    recipe = Recipe(lambda x: (x @ weight.transpose() + bias).cast(dt.bfloat16))
+    answers = recipe(normal(77, 64))
+    answers.used(Tiles).close(2.0**-8, 2.0**-6)  # the result is rounded to 8 bits as well
+    (capture,) = recipe.program.captures.values()
+    texts = [f.text for f in capture.prepared.replay.functions if "tiles_" in f.text]
+    assert ["sfence" in text for text in texts] == [columns % 16 == 0]

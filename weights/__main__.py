@@ -237,10 +237,13 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What `inspect` shows, as plain values; `quantisation` is each type's share of parameters."""
+    """What `inspect` shows, as plain values; `quantisation` is each type's share of parameters.
+
+    A tensor that has two names in the file, such as a tied embedding, counts once.
+    """
     infos = {name: checkpoint.info(name) for name in checkpoint}
     counts: Counter[str] = Counter()
-    for info in infos.values():
+    for info in {id(entry): entry.info for entry in checkpoint.entries.values()}.values():
         counts[info.type] += math.prod(info.shape)
     total = sum(counts.values())
     model = names.recognise(checkpoint)

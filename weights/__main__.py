@@ -129,8 +129,13 @@ def _convert_command(commands) -> None:
         "dst", type=_text, metavar="DST", help=f"a file that ends in {', '.join(TARGETS)}"
     )
     types = command.add_mutually_exclusive_group()
-    types.add_argument("--dtype", choices=DTYPES, help="what all floats become")
-    types.add_argument("--quantize", choices=QUANTISED, help="what matrices become (GGUF only)")
+    types.add_argument("--dtype", type=str.lower, choices=DTYPES, help="what all floats become")
+    types.add_argument(
+        "--quantize",
+        type=str.lower,
+        choices=QUANTISED,
+        help="what matrices become (GGUF only)",
+    )
     command.add_argument("--layout", type=_text, help="whose names the tensors get, such as hf")
     command.add_argument("--force", action="store_true", help="replace DST if it exists")
 
@@ -158,7 +163,7 @@ def _fetch(args: argparse.Namespace) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    dst = Path(args.dst)
+    dst = Path(os.path.expanduser(args.dst))
     try:
         check_options(dst, args.dtype, args.quantize)
         target_of(dst)

@@ -38,6 +38,7 @@ Tensors keep their types bit for bit, but for what the format lacks: quantised o
 safetensors and PyTorch files (or what --dtype says), vectors become f32 in GGUF. --quantize
 changes matrices only, embedding and output included; where rows are not whole blocks, q4_k falls
 back to q5_0 (rows of 32), all types to f16. Nothing is left behind by a conversion that fails."""
+_SOURCE = "a file, a folder, a name from `list` or ORG/REPO[/FILE]"
 _LONG_TEXT = 1000  # characters of a text
 _LONG = 16  # entries of an array that `inspect` still writes out
 
@@ -111,9 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "name", type=_text, metavar="NAME", help="a name or alias from `list`, or ORG/REPO[/FILE]"
     )
     command = _command(commands, "inspect", "show what a checkpoint holds", _inspect)
-    command.add_argument(
-        "path", type=_text, metavar="PATH", help="a file, a folder or a name from `list`"
-    )
+    command.add_argument("path", type=_text, metavar="PATH", help=_SOURCE)
     command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     _convert_command(commands)
     return top
@@ -122,9 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 def _convert_command(commands) -> None:
     command = _command(commands, "convert", "write a checkpoint in another format", _convert)
     command.description = CONVERTS
-    command.add_argument(
-        "src", type=_text, metavar="SRC", help="a file, a folder or a name from `list`"
-    )
+    command.add_argument("src", type=_text, metavar="SRC", help=_SOURCE)
     command.add_argument(
         "dst", type=_text, metavar="DST", help=f"a file that ends in {', '.join(TARGETS)}"
     )

@@ -133,7 +133,12 @@ def _convert_command(commands) -> None:
         choices=QUANTISED,
         help="what matrices become (GGUF only)",
     )
-    command.add_argument("--layout", type=_text, help="whose names the tensors get, such as hf")
+    command.add_argument(
+        "--layout",
+        type=_text,
+        help="whose names the tensors get, such as hf (default: llama.cpp's in GGUF where it knows "
+        "the model, else those of the model's authors)",
+    )
     command.add_argument("--force", action="store_true", help="replace DST if it exists")
 
 

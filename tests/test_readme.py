@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.weights.build import small_gguf
+
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 CHECK = ROOT / ".ci" / "run"
@@ -31,10 +33,17 @@ def test_links_and_files_named_exist() -> None:
     assert not missing, missing
 
 
-def test_python_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    """The one that needs the model is only compiled; the engine's runs."""
-    model, engine = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_python_examples(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that needs the model is only compiled; those of checkpoints and the engine run."""
+    model, checkpoint, engine = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     compile(model, "README.md", "exec")
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").write_bytes(small_gguf())
+    exec(compile(checkpoint, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "x (2, 3) F32\ny (3,) F16\n"
+    assert Path("model.safetensors").is_file()
     exec(compile(engine, "README.md", "exec"), {})
     assert capsys.readouterr().out == "[25. 34.]\n"
 

@@ -38,6 +38,7 @@ Tensors keep their types bit for bit, but for what the format lacks: quantised o
 safetensors and PyTorch files (or what --dtype says), vectors become f32 in GGUF. --quantize
 changes matrices only, embedding and output included; where rows are not whole blocks, q4_k falls
 back to q5_0 (rows of 32), all types to f16. Nothing is left behind by a conversion that fails."""
+_SOURCE = "a file, a folder, a name from `list` or ORG/REPO[/FILE]"
 _LONG_TEXT = 1000  # characters of a text
 _LONG = 16  # entries of an array that `inspect` still writes out
 
@@ -111,9 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         "name", type=_text, metavar="NAME", help="a name or alias from `list`, or ORG/REPO[/FILE]"
     )
     command = _command(commands, "inspect", "show what a checkpoint holds", _inspect)
-    command.add_argument(
-        "path", type=_text, metavar="PATH", help="a file, a folder or a name from `list`"
-    )
+    command.add_argument("path", type=_text, metavar="PATH", help=_SOURCE)
     command.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     _convert_command(commands)
     return top
@@ -122,16 +121,24 @@ def _parser() -> argparse.ArgumentParser:
 def _convert_command(commands) -> None:
     command = _command(commands, "convert", "write a checkpoint in another format", _convert)
     command.description = CONVERTS
-    command.add_argument(
-        "src", type=_text, metavar="SRC", help="a file, a folder or a name from `list`"
-    )
+    command.add_argument("src", type=_text, metavar="SRC", help=_SOURCE)
     command.add_argument(
         "dst", type=_text, metavar="DST", help=f"a file that ends in {', '.join(TARGETS)}"
     )
     types = command.add_mutually_exclusive_group()
-    types.add_argument("--dtype", choices=DTYPES, help="what all floats become")
-    types.add_argument("--quantize", choices=QUANTISED, help="what matrices become (GGUF only)")
-    command.add_argument("--layout", type=_text, help="whose names the tensors get, such as hf")
+    types.add_argument("--dtype", type=str.lower, choices=DTYPES, help="what all floats become")
+    types.add_argument(
+        "--quantize",
+        type=str.lower,
+        choices=QUANTISED,
+        help="what matrices become (GGUF only)",
+    )
+    command.add_argument(
+        "--layout",
+        type=_text,
+        help="whose names the tensors get, such as hf (default: llama.cpp's in GGUF where it knows "
+        "the model, else those of the model's authors)",
+    )
     command.add_argument("--force", action="store_true", help="replace DST if it exists")
 
 
@@ -158,7 +165,7 @@ def _fetch(args: argparse.Namespace) -> None:
 
 
 def _convert(args: argparse.Namespace) -> None:
-    dst = Path(args.dst)
+    dst = Path(os.path.expanduser(args.dst))
     try:
         check_options(dst, args.dtype, args.quantize)
         target_of(dst)
@@ -237,10 +244,13 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What `inspect` shows, as plain values; `quantisation` is each type's share of parameters."""
+    """What `inspect` shows, as plain values; `quantisation` is each type's share of parameters.
+
+    A tensor that has two names in the file, such as a tied embedding, counts once.
+    """
     infos = {name: checkpoint.info(name) for name in checkpoint}
     counts: Counter[str] = Counter()
-    for info in infos.values():
+    for info in {id(entry): entry.info for entry in checkpoint.entries.values()}.values():
         counts[info.type] += math.prod(info.shape)
     total = sum(counts.values())
     model = names.recognise(checkpoint)

@@ -87,10 +87,10 @@ def write_as(
 
 def target_of(dst: Path) -> Target:
     """The format that a file name's suffix means; WeightError for any other."""
-    if dst.suffix not in TARGETS:
+    if dst.suffix.lower() not in TARGETS:
         expected = ", ".join(TARGETS)
         raise WeightError("its suffix names no format", file=dst, expected=f"one of {expected}")
-    return TARGETS[dst.suffix]
+    return TARGETS[dst.suffix.lower()]
 
 
 def check_options(dst: Path, dtype: str | None, quantize: str | None) -> None:

@@ -58,7 +58,7 @@ def resolve(name_or_path: str | os.PathLike[str]) -> Path:
     What exists, or is spelled like a path, is a path; `ORG/REPO` is one if there is a folder `ORG`.
     WeightError for an unknown name or a path that doesn't exist, FetchError when fetching fails.
     """
-    path = Path(name_or_path).expanduser()
+    path = Path(os.path.expanduser(name_or_path))
     if path.exists():
         return path
     name = os.fspath(name_or_path)
@@ -126,5 +126,8 @@ def _failure(model: Model, failures: list[tuple[Hub | Wheels, FetchError]]) -> F
 
 def _spelled_like_a_path(name: str) -> bool:
     separators = {"/", os.sep, os.altsep or os.sep}
-    suffix = name.lower().endswith((".gguf", ".safetensors"))
-    return suffix or name.startswith((".", "~")) or any(s in name for s in separators)
+    return (
+        name.lower().endswith(WEIGHT_SUFFIXES)
+        or name.startswith((".", "~"))
+        or any(s in name for s in separators)
+    )

@@ -29,10 +29,18 @@ class PipError(Exception):
 
 
 def progress(what: str, nbytes: int) -> tqdm:
-    """A progress bar on stderr."""
+    """A progress bar on stderr if that is a terminal; a log gets none."""
     from tqdm import tqdm  # only a fetch pays for importing it
 
-    return tqdm(total=nbytes, desc=what, unit="B", unit_scale=True, file=sys.stderr, leave=False)
+    return tqdm(
+        total=nbytes,
+        desc=what,
+        unit="B",
+        unit_scale=True,
+        file=sys.stderr,
+        leave=False,
+        disable=None,
+    )
 
 
 def download(requirement: str, folder: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -42,6 +43,7 @@ def _check(path: Path, force: bool) -> None:
     if path.is_dir():
         raise WeightError("it is a folder", file=path, expected="the name of a file to write")
     if not path.parent.is_dir():
-        raise WeightError("its folder does not exist", file=path, remedy=f"mkdir {path.parent}")
+        remedy = f"mkdir -p {shlex.quote(str(path.parent))}"
+        raise WeightError("its folder does not exist", file=path, remedy=remedy)
     if path.exists() and not force:
         raise WeightError("it exists already", file=path, remedy="--force replaces it")

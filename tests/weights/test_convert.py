@@ -232,6 +232,7 @@ def test_failure_half_way_leaves_nothing(tmp_path):
     ("target", "problem"),
     [
         ("absent/b.gguf", "its folder does not exist"),
+        ("two words/b.gguf", "two words'\n"),
         ("folder.gguf", "it is a folder"),
     ],
 )
@@ -259,6 +260,15 @@ def test_wrong_usage_is_exit_code_2(argv, named, capsys):
         main(["convert", *argv])
     err = capsys.readouterr().err
     assert caught.value.code == 2 and err.count("\n") == 1 and named in err
+
+
+def test_spellings_that_people_use_are_understood(tmp_path, monkeypatch):
+    """`~` in quotes, which no shell expands, and capitals."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = big_gguf(tmp_path / "a.gguf")
+    assert main(["convert", str(source), "~/B.GGUF", "--quantize", "Q8_0"]) == 0
+    types = load(tmp_path / "B.GGUF", device="reference").entries.values()
+    assert "Q8_0" in {entry.info.type for entry in types}
 
 
 def command(source: Path, target: Path, *options: str) -> list[str]:

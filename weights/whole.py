@@ -30,7 +30,7 @@ def whole_file(path: Path, force: bool = False) -> Iterator[Path]:
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
         _check(path, force)  # somebody else may have been quicker
-        os.replace(partial, path)
+        _put(partial, path, force)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise WeightError("the disk is full; nothing was written", file=path) from None
@@ -38,6 +38,21 @@ def whole_file(path: Path, force: bool = False) -> Iterator[Path]:
     finally:
         with suppress(OSError, ValueError):
             partial.unlink()
+
+
+def _put(partial: Path, path: Path, force: bool) -> None:
+    """Give a file its name; only with `force` does it take that of another, however new."""
+    if not force:
+        try:
+            os.link(partial, path)
+            return
+        except FileExistsError:
+            raise WeightError(
+                "it exists already", file=path, remedy="--force replaces it"
+            ) from None
+        except OSError:
+            pass  # a file system without links
+    os.replace(partial, path)
 
 
 def _check(path: Path, force: bool) -> None:

@@ -114,6 +114,8 @@ def _is_utf8(text: str) -> bool:
 
 def _plain(value: Any) -> Any:
     """What JSON holds of a value; the rest, such as what a pickle may have, as text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)  # no reader of JSON takes it
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, (list, tuple)):

@@ -8,6 +8,7 @@ import pytest
 
 from tests.weights import build as b
 from tests.weights import build_binary as binary
+from tests.weights import build_torch as t
 from tests.zoo.llama import tiny
 from weights import WeightError, convert, load
 
@@ -75,6 +76,14 @@ def test_configuration_that_gguf_cannot_hold_is_refused(key, value, tmp_path):
     raw = b.safetensors({"a": ONE}, {"format": "menagerie", "config": config})
     (tmp_path / "a").write_bytes(raw)
     refused(tmp_path / "a", tmp_path / "b.gguf", "bad 'tok|fit into GGUF|mixes types")
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_number_beyond_64_bits_beside_the_model_can_be_read_again(suffix, tmp_path):
+    pairs = t.text("model_state_dict") + t.mapping(x=t.tensor()) + t.text("n") + t.integer(2**2000)
+    (tmp_path / "a").write_bytes(t.archive(t.EMPTY_DICT + t.MARK + pairs + t.SET_ITEMS))
+    convert(tmp_path / "a", tmp_path / f"b{suffix}")
+    assert load(tmp_path / f"b{suffix}").metadata["n"] == str(2**2000)
 
 
 def test_head_longer_than_the_embedding_is_refused_before_an_array_is_made(tmp_path):

@@ -11,6 +11,7 @@ from weights.cache import FetchError
 from weights.checkpoint import Checkpoint, TensorInfo, WeightError
 from weights.convert import write_as
 from weights.download import fetch, resolve
+from weights.mapped import open_file
 from weights.params import Params, check
 
 __all__ = [
@@ -42,18 +43,22 @@ def load(path: str | os.PathLike[str], device: str | None = None) -> Checkpoint:
     WeightError, naming the file, when it is none of these or is damaged.
     """
     path = Path(path)
+    try:
+        return _load(path, device)
+    except OSError as error:  # of a folder that may not be looked into, a name that is too long
+        reason = error.strerror or str(error)
+        raise WeightError(f"can't be read: {reason}", file=path) from None
+
+
+def _load(path: Path, device: str | None) -> Checkpoint:
     if path.is_dir():
         if ctranslate2.is_folder(path):
             return ctranslate2.load_folder(path, device)
         if diffusers.is_folder(path):
             return diffusers.load(path, load, device)
         return (meta if meta.is_folder(path) else folder).load(path, device)
-    try:
-        with open(path, "rb") as file:
-            head, size = file.read(32), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise WeightError(f"can't be read: {reason}", file=path) from None
+    with open_file(path) as file:
+        head, size = file.read(32), os.fstat(file.fileno()).st_size
     if head[:4] == gguf.MAGIC:
         return gguf.load(path, device)
     if head[:4] == ggml.MAGIC:

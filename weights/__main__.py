@@ -234,7 +234,9 @@ def _inspect(args: argparse.Namespace) -> None:
     print(f"parameters    {facts['parameters']:,} in {len(checkpoint)} tensors")
     print(f"quantisation  {', '.join(f'{kind} {share:.1%}' for kind, share in mix)}")
     print("\nmetadata")
-    _print_table((key, printable(_brief(value), 80)) for key, value in facts["metadata"].items())
+    _print_table(
+        (printable(key), printable(_brief(value), 80)) for key, value in facts["metadata"].items()
+    )
     print("\ntensors")
     rows = (
         (printable(t["name"]), t["type"], "x".join(map(str, t["shape"])) or "scalar", t["bytes"])

@@ -8,6 +8,7 @@ from weights.checkpoint import WeightError
 
 _PER_BYTE = 8  # bytes of objects per byte of file; names and shapes of real models take under 4
 _AT_LEAST = 2**20  # for files so small that a handful of objects outweighs them
+TENSOR = 900  # bytes of memory for the entry of one tensor
 _AT_MOST = 2**27  # opening costs megabytes, whatever the size of the file
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,20 @@ if TYPE_CHECKING:
     from engine import Tensor
 
 
+_SHORT = reprlib.Repr()  # of a list in lists, of which only the first few are spelled
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, 400, 400
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = _SHORT.maxfrozenset = 16
+
+
 def printable(value: object, limit: int = 120) -> str:
-    """`value` as one line of at most `limit` characters; a hostile file chooses its own names."""
+    """`value` as one line of at most `limit` characters; a hostile file chooses its own names.
+
+    What a value would say beyond that is not spelled out: lists that share lists have no end.
+    """
+    if isinstance(value, (str, bytes)):
+        value = value[: limit + 1]
+    elif isinstance(value, (list, tuple, dict, set, frozenset)):
+        value = _SHORT.repr(value)
     text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(value)[: limit + 1])
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
@@ -46,7 +59,7 @@ class WeightError(Exception):
         return f"{line}; {self.remedy}" if self.remedy else line
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorInfo:
     """What the header says of one tensor: logical shape, the format's type name, bytes stored."""
 
@@ -55,7 +68,7 @@ class TensorInfo:
     nbytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One tensor of a checkpoint: its header, its bytes, and the lazy Tensor over them.
 

@@ -35,7 +35,10 @@ def gathered(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def carried(checkpoint: Checkpoint) -> dict[str, str]:
     """The same as the `__metadata__` of a safetensors file."""
-    config = json.dumps(gathered(checkpoint), ensure_ascii=False)
+    text = gathered(checkpoint)
+    config = json.dumps(text, ensure_ascii=False)
+    if not _is_utf8(config):  # tokens of whisper.cpp that are parts of letters
+        config = json.dumps(text)
     return {"format": FORMAT, "config": config}
 
 
@@ -102,8 +105,17 @@ def _raw(checkpoint: Checkpoint, name: str, text: str) -> bytes:
         raise WeightError(problem, file=checkpoint.path) from None
 
 
+def _is_utf8(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
 def _plain(value: Any) -> Any:
     """What JSON holds of a value; the rest, such as what a pickle may have, as text."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return str(value)  # no reader of JSON takes it
     if isinstance(value, (str, int, float, type(None))):
         return value
     if isinstance(value, (list, tuple)):

@@ -8,6 +8,7 @@ large the file is.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,9 @@ import numpy as np
 
 from weights import config, gguf_metadata, gguf_write, names, pytorch_write, safetensors_write
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
+from weights.gguf_header import MAX_NAME
 from weights.mapped import give_back, is_mapped
+from weights.pickle_machine import MAX_KEY
 from weights.quant import BY_NAME, FORMATS, READABLE
 from weights.quantise import encode
 from weights.stored import Stored
@@ -32,6 +35,8 @@ _ENCODED = 1 << 17  # values encoded at a time: what fits into a core's cache is
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64", "F8_E4M3", "F8_E5M2"})
 _FALLBACK = {"Q4_K": "Q5_0"}  # for rows that are not whole blocks, as llama.cpp chooses
 _PLAIN = frozenset(f.name for f in FORMATS if f.block == 1)
+
+_NAMES = {"gguf": (1, MAX_NAME), "PyTorch": (0, MAX_KEY)}  # bytes that can be read again
 
 Progress = Callable[[int, int], None]
 
@@ -71,7 +76,7 @@ def write_as(
     dst = Path(dst)
     target = target_of(dst)
     check_options(dst, dtype, quantize)
-    if dst.exists() and is_mapped(dst):
+    if is_mapped(dst):
         raise WeightError("it is what is being read", file=dst, remedy="write to another file")
     with whole_file(dst, force) as place:
         model, checkpoint = _named(source, target, layout)
@@ -82,7 +87,12 @@ def write_as(
         if target.name == "gguf" and any(types[n] != e.info.type for n, e in entries.items()):
             metadata |= gguf_metadata.file_type([info for _, info, _ in tensors])
         _check_types(tensors, target, dst)
-        target.write(place, _counted(tensors, progress), metadata)
+        _check_names(tensors, target, dst)
+        try:
+            target.write(place, _counted(tensors, progress), metadata)
+        except WeightError as error:
+            error.file = dst if error.file == place else error.file
+            raise
 
 
 def target_of(dst: Path) -> Target:
@@ -146,6 +156,20 @@ def _check_types(tensors: list[Stored], target: Target, dst: Path) -> None:
         if info.type not in target.types:
             problem = f"{target.name} has no type {info.type}"
             raise WeightError(problem, file=dst, tensor=name)
+
+
+def _check_names(tensors: list[Stored], target: Target, dst: Path) -> None:
+    """Refuse names that the written file could not be read with."""
+    least, most = _NAMES.get(target.name, (0, math.inf))
+    for name, _, _ in tensors:
+        try:
+            length = len(name.encode())
+        except UnicodeEncodeError:
+            raise WeightError("its name is no text", file=dst, tensor=name) from None
+        if not least <= length <= most:
+            expected = f"{least} to {most} bytes"
+            problem = f"its name doesn't fit into {target.name}"
+            raise WeightError(problem, file=dst, tensor=name, expected=expected, got=length)
 
 
 # --- bytes -----------------------------------------------------------------------------------

@@ -13,10 +13,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from weights.budget import TENSOR
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError, printable
 from weights.cursor import Cursor
 from weights.jsonfile import read_json, read_object
-from weights.mapped import entry, open_mapped
+from weights.mapped import entry, open_file, open_mapped
 from weights.quant import BY_NAME
 
 MODEL = "model.bin"
@@ -41,9 +42,9 @@ def looks_like(head: bytes) -> bool:
 def is_folder(path: Path) -> bool:
     """Whether the folder's `model.bin` is such a model."""
     try:
-        with open(path / MODEL, "rb") as file:
+        with open_file(path / MODEL) as file:
             return looks_like(file.read(32))
-    except OSError:
+    except (WeightError, OSError):
         return False
 
 
@@ -104,6 +105,7 @@ def _variables(cursor: Cursor) -> dict[str, Entry]:
     count = _count(cursor, "the number of variables")
     entries: dict[str, Entry] = {}
     for _ in range(count):
+        cursor.budget.spend(TENSOR)
         name = _string(cursor, "a variable's name")
         if name in entries:
             cursor.fail("the name appears twice", tensor=name)

@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import NoReturn
 
+from weights.budget import Budget
 from weights.checkpoint import WeightError
 
 _NUMBERS = {1: struct.Struct("<B"), 2: struct.Struct("<H"), 4: struct.Struct("<I")}
@@ -17,6 +18,7 @@ class Cursor:
 
     def __init__(self, path: Path, data: mmap.mmap, pos: int = 0) -> None:
         self.path, self.data, self.size, self.pos = path, data, len(data), pos
+        self.budget = Budget(path, self.size)
 
     @property
     def left(self) -> int:

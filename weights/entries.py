@@ -66,7 +66,8 @@ def joined(entries: Sequence[Entry], axis: int = 0) -> Entry:
     outer = math.prod(first[:axis])
 
     def raw() -> np.ndarray:
-        return np.concatenate([e.raw().reshape(outer, -1) for e in entries], axis=1).reshape(-1)
+        parts = [e.raw().reshape(outer, e.info.nbytes // max(outer, 1)) for e in entries]
+        return np.concatenate(parts, axis=1).reshape(-1)
 
     return Entry(
         info, raw, lambda device: Tensor.cat(*[e.read(device) for e in entries], axis=axis)

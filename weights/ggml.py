@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from weights.budget import TENSOR
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, printable
 from weights.cursor import Cursor
 from weights.mapped import entry, open_mapped
@@ -62,6 +63,7 @@ def _tensors(cursor: Cursor, old_blocks: bool) -> dict[str, Entry]:
     while cursor.left:
         if len(entries) == _MAX_TENSORS:
             cursor.fail("too many tensors", expected=f"at most {_MAX_TENSORS}")
+        cursor.budget.spend(TENSOR)
         rank, length, number = (cursor.unsigned(4, "a tensor header") for _ in range(3))
         if not 1 <= rank <= _MAX_DIMS:
             cursor.fail(

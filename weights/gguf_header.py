@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from weights.budget import TENSOR, Budget
 from weights.checkpoint import TensorInfo, WeightError, printable
 from weights.quant import BY_GGML
 
@@ -26,7 +27,7 @@ SCALARS = {number: np.dtype(name) for number, name in SCALARS.items()}
 STRING, ARRAY = 8, 9
 _MAX_NESTING = 4  # arrays within arrays; no known file nests at all
 MAX_DIMS = 4  # ggml's own limit
-_MAX_NAME = 65535  # bytes of a key; the specification's own limit
+MAX_NAME = 65535  # bytes of a key; the specification's own limit
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -62,6 +63,7 @@ class Reader:
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.size, self.pos = path, data, len(data), 0
         self.pair_count = 0
+        self.budget = Budget(path, self.size)
 
     def fail(self, problem: str, **facts: object) -> NoReturn:
         raise WeightError(problem, file=self.path, **facts)
@@ -90,8 +92,8 @@ class Reader:
     def name(self, what: str) -> str:
         """A key or tensor name: a short string that is not empty."""
         length = self.u64(what)
-        if not 0 < length <= _MAX_NAME:
-            expected = f"1 to {_MAX_NAME} bytes"
+        if not 0 < length <= MAX_NAME:
+            expected = f"1 to {MAX_NAME} bytes"
             self.fail(f"{what} has a bad length", expected=expected, got=length)
         self.need(length, what)
         return self.text(length, what)
@@ -211,6 +213,7 @@ class Reader:
         """Name -> (header, offset from the start of the data)."""
         headers: dict[str, tuple[TensorInfo, int]] = {}
         for _ in range(count):
+            self.budget.spend(TENSOR)
             name = self.name("a tensor name")
             if name in headers:
                 self.fail("the name appears twice", tensor=name)

@@ -39,6 +39,8 @@ _NUMBERS = (
     ("rope.freq_base", "rope_theta", "rope_theta", 10000.0),
 )
 
+_LARGE = 1e38  # float32 ends at 3.4e38
+
 # Names of the pre-tokenizers: (pattern, words taken whole) -> `tokenizer.ggml.pre`.
 _PRE = {
     (GPT2, False): "gpt-2",
@@ -62,8 +64,7 @@ def for_gguf(checkpoint: Checkpoint, model: str | None) -> tuple[dict[str, Any],
         typed = getattr(metadata, "typed", metadata.get)
         pairs = {key: typed(key) for key in metadata if key not in _OWN}
         if "tokenizer.ggml.token_type" in pairs:  # llama.cpp reads this one as int32, unseen
-            types = np.asarray(pairs["tokenizer.ggml.token_type"], "<i4")
-            pairs["tokenizer.ggml.token_type"] = types
+            pairs["tokenizer.ggml.token_type"] = _token_types(checkpoint, pairs)
         return pairs, {}
     if model != "llama":
         return {"general.architecture": model or checkpoint.architecture or "unknown"}, {}
@@ -76,6 +77,14 @@ def for_gguf(checkpoint: Checkpoint, model: str | None) -> tuple[dict[str, Any],
     if "tokenizer.json" in files or "tokenizer.model" in files:
         pairs |= vocabulary(read(files, checkpoint.path), sizes["vocab_size"], checkpoint)
     return pairs, factors
+
+
+def _token_types(checkpoint: Checkpoint, pairs: Mapping[str, Any]) -> np.ndarray:
+    key = "tokenizer.ggml.token_type"
+    types = pairs[key].tolist() if isinstance(pairs[key], np.ndarray) else pairs[key]
+    if not isinstance(types, list) or not all(type(t) is int and 0 <= t < 1 << 31 for t in types):
+        raise WeightError(f"bad '{key}'", file=checkpoint.path, expected="small numbers", got=types)
+    return np.array(types, "<i4")
 
 
 def file_type(infos: list[TensorInfo]) -> dict[str, int]:
@@ -94,6 +103,7 @@ def file_type(infos: list[TensorInfo]) -> dict[str, int]:
 def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """A LLaMA's sizes: as the configuration has them, or failing that as its tensors do."""
     metadata, out = checkpoint.metadata, _from_shapes(checkpoint)
+    columns = out["embedding_length"]
     for key, hf, meta in _SIZES:
         value = _first(metadata, hf, meta)
         if value is not None:
@@ -109,10 +119,13 @@ def _sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     out.setdefault("attention.head_count_kv", heads)
     out.setdefault("context_length", 2048)
     out.setdefault("attention.key_length", out["embedding_length"] // heads)
+    if out["attention.key_length"] > columns:  # else a number of the configuration sizes an array
+        facts = {"expected": f"at most {columns}", "got": out["attention.key_length"]}
+        raise WeightError("heads longer than the embedding", file=checkpoint.path, **facts)
     out["attention.value_length"] = out["rope.dimension_count"] = out["attention.key_length"]
     for key, hf, meta, default in _NUMBERS:
         value = _first(config.rope(metadata), hf) or _first(metadata, hf, meta) or default
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if type(value) not in (int, float) or not 0 < value < _LARGE:
             raise WeightError(f"bad '{hf}'", file=checkpoint.path, expected="a number", got=value)
         out[key] = float(value)
     return out

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from weights.checkpoint import TensorInfo, WeightError, printable
-from weights.gguf_header import ARRAY, MAGIC, MAX_DIMS, SCALARS, STRING
+from weights.gguf_header import ARRAY, MAGIC, MAX_DIMS, MAX_NAME, SCALARS, STRING
 from weights.quant import BY_NAME
 from weights.stored import Stored, write_all
 
@@ -32,6 +32,9 @@ def write(path: Path, tensors: Iterable[Stored], metadata: Mapping[str, Any]) ->
     head = [MAGIC, struct.pack("<IQQ", _VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         kind, raw = _value(path, key, value)
+        if not 0 < len(key.encode("utf-8", "replace")) <= MAX_NAME:
+            problem = f"the name of metadata '{printable(key)}' doesn't fit into GGUF"
+            raise WeightError(problem, file=path, expected=f"1 to {MAX_NAME} bytes")
         head += [_text(key), struct.pack("<I", kind), raw]
     end = 0
     for name, info, _ in tensors:
@@ -70,7 +73,10 @@ def _value(path: Path, key: str, value: Any) -> tuple[int, bytes]:
             raise WeightError(f"metadata '{printable(key)}' mixes types in a list", file=path)
         body = b"".join(raw for _, raw in parts)
         return ARRAY, struct.pack("<IQ", kinds.pop(), len(parts)) + body
-    array = _numbers(value)
+    try:
+        array = _numbers(value)
+    except ValueError:  # lists of different lengths
+        array = np.array(None)
     if array.dtype not in _NUMBER_OF or array.ndim > 1:
         problem = f"metadata '{printable(key)}' doesn't fit into GGUF"
         raise WeightError(problem, file=path, got=type(value).__name__)
@@ -85,7 +91,8 @@ def _numbers(value: Any) -> np.ndarray:
     array = np.asarray(value)
     if not isinstance(value, (np.ndarray, np.generic)):
         if array.dtype.kind == "f":
-            array = array.astype(np.float32)
+            with np.errstate(over="ignore"):
+                array = array.astype(np.float32)
         elif array.dtype.kind in "iu":
             low, high = array.min(), array.max()
             fits = (t for t in ("u4", "i4", "u8", "i8") if _holds(np.iinfo(t), low, high))

@@ -111,7 +111,7 @@ def _from_json(reader: _Files) -> Vocabulary:
         raise WeightError("an id in model.vocab is not a whole number", file=path)
     config = reader.optional("tokenizer_config.json")
     control, added = _added_tokens(path, data)
-    tokens = _by_id(path, {**model["vocab"], **control, **added})
+    tokens = _by_id(path, model["vocab"], control, added)
     merges = _merges(path, model.get("merges", []))
     _check_normaliser(path, data)
     out = Vocabulary(tokens, [], merges, control=control, added=added)
@@ -125,7 +125,8 @@ def _from_json(reader: _Files) -> Vocabulary:
         known = model["vocab"].keys() | control.keys() | added.keys()
         out.types = [NORMAL if token in known else UNUSED for token in tokens]
     elif model.get("byte_fallback"):
-        out.unknown = model["vocab"].get(model.get("unk_token"))
+        name = model.get("unk_token")
+        out.unknown = model["vocab"].get(name) if isinstance(name, str) else None
         out.prefix = _has_prefix(data, steps)
         out.scores = _scores(tokens, merges)
         out.types = [BYTE if _is_byte(token) else NORMAL for token in tokens]
@@ -205,11 +206,13 @@ def _added_tokens(path: Path, data: dict) -> tuple[dict[str, int], dict[str, int
     return control, added
 
 
-def _by_id(path: Path, ids: dict[str, int]) -> list[str]:
+def _by_id(path: Path, *tables: dict[str, int]) -> list[str]:
     """Token texts in order of id; a gap gets a name that no text can contain."""
+    ids = {text: i for table in tables for text, i in table.items()}
     limit = 2 * len(ids) + 1024
-    top = max(ids.values(), default=-1)
-    if not 0 <= top < limit or min(ids.values()) < 0:
+    every = [i for table in tables for i in table.values()]  # those too that a later one replaces
+    top = max(every, default=-1)
+    if not 0 <= top < limit or min(every) < 0:
         raise WeightError("token ids out of range", file=path, expected=f"0 to {limit}", got=top)
     tokens = [f"\0unused {i}" for i in range(top + 1)]
     for text, i in ids.items():
@@ -245,9 +248,9 @@ def _named(tokens: list[str], name: Any, fallback: Any) -> int | None:
 def _adds_bos(data: dict, config: dict) -> bool:
     """Whether the post-processor, or failing it the config, puts a token before the text."""
     for step in _steps(data.get("post_processor"), "processors"):
-        single = step.get("single") or ()
-        if step.get("type") == "TemplateProcessing" and single:
-            return "SpecialToken" in single[0]
+        single = step.get("single")
+        if step.get("type") == "TemplateProcessing" and isinstance(single, list) and single:
+            return isinstance(single[0], dict) and "SpecialToken" in single[0]
     return bool(config.get("add_bos_token", False))
 
 
@@ -269,7 +272,8 @@ def _pattern(path: Path, steps: list[dict]) -> str:
         case ["Digits", "ByteLevel"] if steps[0].get("individual_digits"):
             return SINGLE_DIGITS
         case ["Split", "ByteLevel"] if not steps[1].get("use_regex", True):
-            pattern = steps[0].get("pattern", {}).get("Regex")
+            pattern = steps[0].get("pattern")
+            pattern = pattern.get("Regex") if isinstance(pattern, dict) else None
             if isinstance(pattern, str) and not steps[0].get("invert"):
                 return pattern
     got = [step.get("type") for step in steps]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import mmap
+import os
+import stat
 import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -21,10 +23,25 @@ if TYPE_CHECKING:
 _mapped: weakref.WeakKeyDictionary[mmap.mmap, Path] = weakref.WeakKeyDictionary()
 
 
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to be read; WeightError when it can't be, or is a pipe or a device.
+
+    Opening a pipe waits for somebody to write, for ever if nobody does.
+    """
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise WeightError("neither a file nor a folder", file=path)
+        return open(path, "rb")
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise WeightError(f"can't be read: {reason}", file=path) from None
+
+
 def open_mapped(path: Path) -> mmap.mmap:
     """Map `path` read-only; WeightError when it is empty or can't be opened."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             _mapped[data] = path
             return data
@@ -37,7 +54,11 @@ def open_mapped(path: Path) -> mmap.mmap:
 
 def is_mapped(path: Path) -> bool:
     """Whether this process has the file open: what it holds may be read yet."""
-    return any(path.samefile(other) for other in list(_mapped.values()) if other.exists())
+    try:
+        others = [other for other in list(_mapped.values()) if other.exists()]
+        return path.exists() and any(path.samefile(other) for other in others)
+    except OSError:
+        return False  # what can't be looked at can't have been opened
 
 
 def give_back() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,7 @@ def find_model(root: Any, budget: Budget) -> tuple[list[tuple[str, TensorRef]], 
         for key, value in beside:
             plain = _plain(budget, value)
             if plain is not _OMIT:
-                rest[_spelled(key)] = plain
+                rest[_spelled(budget, key)] = plain
         if inner is None:
             return list(_tensors(budget, root)), rest
         root = root[inner]
@@ -55,16 +56,20 @@ def _tensors(
         budget.spend(_NODE)
         if type(value) is not TensorRef and type(value) is not dict:
             continue
-        name = f"{prefix}{_spelled(key)}"
-        budget.spend(2 * len(name))
+        name = f"{prefix}{_spelled(budget, key)}"
+        budget.spend(sys.getsizeof(name))
         if type(value) is TensorRef:
             yield name, value
         else:
             yield from _tensors(budget, value, f"{name}.", depth + 1)
 
 
-def _spelled(key: Any) -> str:
-    return key.name if isinstance(key, Known) else str(key)
+def _spelled(budget: Budget, key: Any) -> str:
+    if type(key) is str:
+        return key
+    text = key.name if isinstance(key, Known) else str(key)
+    budget.spend(sys.getsizeof(text))
+    return text
 
 
 _OMIT = object()  # what has no plain spelling
@@ -96,12 +101,12 @@ def _copy(budget: Budget, value: Any, depth: int) -> Any:
         case Record():
             return _copy(budget, value.fields, depth + 1)
         case NumpyArray(values=array) if array.size <= _MAX_ARRAY and array.dtype.kind != "c":
-            budget.spend(_NODE * array.size)
+            budget.spend(_NODE * array.size * max(array.ndim, 1))  # a list of one, for each axis
             return array.tolist()
         case list() | tuple() | set() | frozenset():
             items = (_copy(budget, item, depth + 1) for item in value)
             return [item for item in items if item is not _OMIT]
         case dict():
-            pairs = ((_spelled(k), _copy(budget, v, depth + 1)) for k, v in value.items())
+            pairs = ((_spelled(budget, k), _copy(budget, v, depth + 1)) for k, v in value.items())
             return {key: item for key, item in pairs if item is not _OMIT}
     return _OMIT

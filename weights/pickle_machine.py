@@ -13,7 +13,7 @@ from typing import Any
 from weights.budget import Budget
 
 _MAX_NAME = 255  # bytes of a module or a class's name
-_MAX_KEY = 1000  # characters
+MAX_KEY = 1000  # characters
 SLOT = 12  # bytes of memory for a place in a list, with what lists keep in reserve
 
 
@@ -35,7 +35,7 @@ class Known:
 
 def utf8(raw: bytes) -> str:
     try:
-        return raw.decode()
+        return raw.decode("utf-8", "surrogatepass")  # as Python does
     except UnicodeDecodeError as error:
         raise Malformed(f"a string is not valid UTF-8 at byte {error.start}") from None
 
@@ -47,7 +47,7 @@ def checked_key(value: Any) -> Any:
     """
     if isinstance(value, (float, bool, NoneType, Known)):
         return value
-    if type(value) in (str, bytes) and len(value) <= _MAX_KEY:
+    if type(value) in (str, bytes) and len(value) <= MAX_KEY:
         return value
     if type(value) is int and -(2**63) <= value < 2**64:
         return value

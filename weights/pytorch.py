@@ -26,7 +26,7 @@ from weights.mapped import decoded, open_mapped
 from weights.nested import find_model
 from weights.pickle_machine import Malformed
 from weights.pickled import load as unpickle
-from weights.quant import BY_NAME
+from weights.quant import BY_NAME, countable
 from weights.stand_ins import KNOWN, Storage, StorageKind, TensorRef
 
 PROTO = b"\x80"  # how every pickle since protocol 2 begins, and so the older format
@@ -174,6 +174,8 @@ def _entry(file: _File, name: str, ref: TensorRef) -> Entry:
     if count and (last + 1) * itemsize > storage.nbytes:
         expected = f"{(last + 1) * itemsize} bytes"
         fail("it reaches past the end of its storage", expected=expected, got=storage.nbytes)
+    if not count and not countable(ref.shape):
+        fail("its shape is larger than any array", got=ref.shape)
     nbytes = count * itemsize
     # An expanded axis repeats values without bytes of its own; a copy must stay in proportion.
     if nbytes > max(storage.nbytes, file.budget.total):
@@ -207,7 +209,8 @@ def _gather(file: _File, ref: TensorRef, at: int) -> np.ndarray:
     carrier = np.dtype(_CARRIERS[itemsize // parts])
     reach = sum((n - 1) * s for n, s in zip(ref.shape, ref.strides)) + 1
     flat = np.frombuffer(file.data, carrier.newbyteorder("<"), reach * parts, at)
-    shape, strides = (*ref.shape, parts), (*(s * itemsize for s in ref.strides), carrier.itemsize)
+    steps = (s * itemsize if n > 1 else 0 for n, s in zip(ref.shape, ref.strides))  # any s fits 1
+    shape, strides = (*ref.shape, parts), (*steps, carrier.itemsize)
     view = np.lib.stride_tricks.as_strided(flat, shape, strides, writeable=False)
     values = view.byteswap() if file.big_endian else view
     return np.ascontiguousarray(values).reshape(-1).view(np.uint8)

@@ -135,7 +135,7 @@ def _pickle(path: Path, tensors: list[Stored], metadata: Mapping[str, Any]) -> b
     for key, value in metadata.items():
         try:
             out += _text(key) + _value(value)
-        except (TypeError, UnicodeEncodeError, RecursionError) as error:
+        except (TypeError, RecursionError) as error:
             problem = f"metadata '{key}' can't be written: {error}"
             raise WeightError(problem, file=path) from None
     return bytes(out + (_SET_ITEMS if metadata else b"") + _STOP)
@@ -169,7 +169,7 @@ def _tuple(items: Iterable[bytes]) -> bytes:
 
 
 def _text(text: str) -> bytes:
-    raw = text.encode()
+    raw = text.encode("utf-8", "surrogatepass")  # what Python's pickles do
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 

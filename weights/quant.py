@@ -40,6 +40,11 @@ class Format:
         return math.prod(shape) // self.block * self.nbytes
 
 
+def countable(shape: tuple[int, ...]) -> bool:
+    """Whether NumPy can hold such an array; it counts the other axes even if one has length 0."""
+    return math.prod(n for n in shape if n) < 2**59  # of at most 16 bytes each
+
+
 def plain(numpy_type: str, engine_type: dtype.DType | None = None) -> Decode:
     """The decode of a type that NumPy can view directly; bfloat16 travels as uint16."""
 

@@ -30,7 +30,10 @@ def encode(values: np.ndarray, kind: str) -> np.ndarray:
     if not np.isfinite(values).all():
         raise ValueError("NaN or infinity among the values can't be quantised")
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
-        return rows(values.reshape(-1, size)).reshape(-1)
+        out = rows(values.reshape(-1, size))
+    if not np.isfinite(out[:, : _HALVES.get(kind, 2)].copy().view("<f2")).all():
+        raise ValueError("values so far apart need a scale beyond the range of F16")
+    return out.reshape(-1)
 
 
 def _float16(x: np.ndarray) -> np.ndarray:
@@ -115,6 +118,8 @@ def _q8_0(x: np.ndarray) -> np.ndarray:
     q = np.copysign(whole, x).astype(np.int8)
     return np.concatenate([_half(d), q.view(np.uint8)], axis=1)
 
+
+_HALVES = {"Q4_1": 4, "Q5_1": 4, "Q4_K": 4}  # bytes of the scale, and of the minimum if it has one
 
 # Type -> (values in a block, encoder of (nb, values) to (nb, bytes)).
 BLOCKS: dict[str, tuple[int, Encode]] = {

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from weights import config
+from weights.budget import TENSOR, Budget
 from weights.checkpoint import Checkpoint, Entry, TensorInfo, WeightError
 from weights.jsonfile import as_object, parse
 from weights.mapped import entry, open_mapped
-from weights.quant import BY_NAME
+from weights.quant import BY_NAME, countable
 
 MAX_HEADER = 100_000_000  # bytes; the specification's own limit
 MAX_DIMS = 16
@@ -30,8 +31,6 @@ def load(path: Path, device: str | None = None) -> Checkpoint:
     `.metadata` is the file's `__metadata__`, or in a file of ours the configuration in it.
     """
     entries, metadata = _read_file(path)
-    if metadata.get("format") == config.FORMAT and isinstance(metadata.get("config"), str):
-        metadata = as_object(path, parse(path, metadata["config"].encode()))
     return Checkpoint(path, "safetensors", metadata, entries, device)
 
 
@@ -42,11 +41,16 @@ def looks_like(head: bytes, size: int) -> bool:
 
 def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
     data = open_mapped(path)
-    header = _header(path, data)
+    budget = Budget(path, len(data))
+    header = _header(path, data, budget)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise WeightError("__metadata__ is not an object", file=path)
+    if metadata.get("format") == config.FORMAT and isinstance(metadata.get("config"), str):
+        text = metadata["config"].encode("utf-8", "surrogatepass")
+        metadata = as_object(path, parse(path, text, budget))
     start = 8 + int.from_bytes(data[:8], "little")
+    budget.spend(TENSOR * len(header))
     headers = {name: _tensor_header(path, name, row) for name, row in header.items()}
     _check_layout(path, headers, len(data) - start)
     entries = {
@@ -56,7 +60,7 @@ def _read_file(path: Path) -> tuple[dict[str, Entry], dict[str, Any]]:
     return entries, metadata
 
 
-def _header(path: Path, data: mmap.mmap) -> dict[str, Any]:
+def _header(path: Path, data: mmap.mmap, budget: Budget) -> dict[str, Any]:
     if len(data) < 10:
         raise WeightError("too short for a safetensors file", file=path, got=f"{len(data)} bytes")
     length = int.from_bytes(data[:8], "little")
@@ -66,7 +70,7 @@ def _header(path: Path, data: mmap.mmap) -> dict[str, Any]:
         expected = f"at most {limit} bytes"
         remedy = "the file is cut short or not safetensors"
         raise WeightError(problem, file=path, expected=expected, got=length, remedy=remedy)
-    return as_object(path, parse(path, data[8 : 8 + length]))
+    return as_object(path, parse(path, data[8 : 8 + length], budget))
 
 
 def _tensor_header(path: Path, name: str, row: Any) -> tuple[TensorInfo, int]:
@@ -89,6 +93,9 @@ def _tensor_header(path: Path, name: str, row: Any) -> tuple[TensorInfo, int]:
         problem = f"its data does not fit {kind} {tuple(shape)}"
         expected = f"{nbytes} bytes"
         raise WeightError(problem, file=path, tensor=name, expected=expected, got=offsets)
+    if not countable(tuple(shape)):
+        problem = "its shape is larger than any array"
+        raise WeightError(problem, file=path, tensor=name, got=shape)
     return TensorInfo(tuple(shape), kind, nbytes), offsets[0]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from weights.pickle_machine import Known, Malformed, checked_key
 
 MAX_DIMS = 16
+_MAX_FLAGS = 8  # of a tensor's metadata; torch has two
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +107,8 @@ class NumpyArray:
 
 
 def _check_counts(value: Any, what: str) -> None:
-    whole = type(value) is tuple and all(type(n) is int and 0 <= n < 2**63 for n in value)
-    if not whole or len(value) > MAX_DIMS:
+    few = type(value) is tuple and len(value) <= MAX_DIMS  # first: looking at many takes time
+    if not few or not all(type(n) is int and 0 <= n < 2**63 for n in value):
         raise Malformed(f"{what}: not a tuple of at most {MAX_DIMS} counts")
 
 
@@ -165,7 +166,10 @@ def _view(storage, kind, offset, shape, strides, metadata) -> TensorRef:
     if len(shape) != len(strides):
         raise Malformed("a shape and strides of different lengths")
     # metadata: {"conj": True}, {"neg": True}; none of our models' tensors are such views.
-    if len(metadata) > 1 or any(type(m) is not dict or any(m.values()) for m in metadata):
+    # One of many keys is none of torch's, and looking at all of them takes time in each tensor.
+    if len(metadata) > 1 or any(
+        type(m) is not dict or len(m) > _MAX_FLAGS or any(m.values()) for m in metadata
+    ):
         raise Malformed("a conjugated or negated view")
     return TensorRef(storage, kind, offset, shape, strides)
 

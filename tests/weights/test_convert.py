@@ -15,7 +15,7 @@ import pytest
 import weights
 from tests.weights import build as b
 from tests.zoo.llama import tiny, vocab
-from weights import WeightError, config, gguf_write, load
+from weights import WeightError, config, gguf_write, load, whole
 from weights.__main__ import main
 from weights.checkpoint import Checkpoint, Entry, TensorInfo
 from weights.convert import write_as
@@ -202,6 +202,18 @@ def test_existing_file_is_kept_without_force(tmp_path):
     assert target.read_bytes() == b"precious"
     weights.convert(source, target, force=True)
     assert target.read_bytes() == source.read_bytes() and left_in(tmp_path) == {"a.gguf", "b.gguf"}
+
+
+def test_file_made_at_the_last_moment_is_kept(tmp_path, monkeypatch):
+    source, target = big_gguf(tmp_path / "a.gguf"), tmp_path / "b.gguf"
+    monkeypatch.setattr(whole, "_check", lambda path, force: None)  # it was not there yet
+
+    def late(done: int, total: int) -> None:
+        target.write_bytes(b"precious")
+
+    with pytest.raises(WeightError, match="it exists already"):
+        write_as(load(source, device="reference"), target, progress=late)
+    assert target.read_bytes() == b"precious" and left_in(tmp_path) == {"a.gguf", "b.gguf"}
 
 
 @pytest.mark.parametrize("link", [False, True])

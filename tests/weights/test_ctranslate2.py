@@ -119,7 +119,7 @@ def test_damaged_file_is_one_clear_line(name, tmp_path):
     ("file", "raw", "message"),
     [
         ("config.json", b"[]", "its JSON is not an object"),
-        ("config.json", b'{"a":' * 100_000, "nested too deep"),
+        ("config.json", b'{"a":' * 5000 + b"1" + b"}" * 5000, "nested too deep"),
         ("vocabulary.txt", b"\xff", "can't be read"),
         ("vocabulary.json", b'{"a": 1}', "not a list of tokens"),
         ("vocabulary.json", b'["a", 1]', "not a list of tokens"),

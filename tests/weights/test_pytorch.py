@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import time
 import tracemalloc
 import zipfile
 from pathlib import Path
@@ -351,3 +352,66 @@ def test_opening_a_huge_file_reads_none_of_its_data(tmp_path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 1e6  # bytes
+
+
+def array(shape: tuple[int, ...], raw: bytes) -> bytes:
+    """A NumPy array of bytes."""
+    rebuild = (t.name("numpy", "ndarray"), t.integers(0), b"C\x01b")
+    kind = t.call("numpy", "dtype", t.text("u1"), t.FALSE, t.TRUE)
+    data = b"B" + struct.pack("<I", len(raw)) + raw
+    state = t.sequence(t.integer(1), t.integers(*shape), kind, t.FALSE, data)
+    return t.call("numpy.core.multiarray", "_reconstruct", *rebuild) + state + t.BUILD
+
+
+def keyed(count: int) -> bytes:
+    """Dicts that share one key of bytes, which as text is four times as long."""
+    key = b"B" + struct.pack("<I", 1000) + bytes(1000) + b"q\0" + t.POP
+    return key + t.EMPTY_LIST + t.MARK + b"}h\0Ns" * count + t.APPENDS
+
+
+def rebuilt(count: int) -> bytes:
+    """Tensors that share one long dict of metadata: it must not be walked for each."""
+    flags = b"".join(b"J" + struct.pack("<i", n) + t.NONE for n in range(10**5))
+    flags = t.EMPTY_DICT + t.MARK + flags + t.SET_ITEMS
+    args = t.storage(), t.integer(0), t.integers(2, 3), t.integers(3, 1), t.FALSE, t.ORDERED, flags
+    rebuild = t.name("torch._utils", "_rebuild_tensor_v2")
+    call = t.sequence(rebuild, t.NONE, t.sequence(*args), t.NONE) + b"q\x01" + t.POP
+    of_type = t.name("torch._tensor", "_rebuild_from_type_v2") + b"q\0" + t.POP
+    return of_type + call + t.EMPTY_LIST + t.MARK + b"h\0h\x01R" * count + t.APPENDS
+
+
+@pytest.mark.parametrize(
+    "value",
+    [array((4096, *[1] * 15), bytes(4096)), keyed(1500), rebuilt(5000)],
+    ids=["lists of one", "bytes as keys", "metadata of tensors"],
+)
+def test_value_that_grows_when_it_is_read_stays_small(value, tmp_path):
+    raw = t.archive(t.mapping(x=X, y=value), {"0": t.SIX, "1": bytes(3 * len(value))})
+    tracemalloc.start()
+    start = time.process_time()
+    with pytest.raises(WeightError):
+        opened(tmp_path, raw)
+    took, peak = time.process_time() - start, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert took < 1 and peak < 10 * len(raw) + 2e6
+
+
+def test_stride_of_an_axis_of_length_1_may_be_any(tmp_path):
+    checkpoint = opened(tmp_path, t.archive(t.mapping(x=t.tensor((1, 3), (2**62, 2)))))
+    assert checkpoint["x"].tolist() == [[0, 2, 4]]
+
+
+def test_nothing_of_a_shape_that_no_array_has_is_refused(tmp_path):
+    with pytest.raises(WeightError, match="larger than any array"):
+        opened(tmp_path, t.archive(t.mapping(x=t.tensor((0, 2**62), (1, 1)))))
+
+
+@pytest.mark.parametrize("levels", [9, 200])
+def test_wrong_value_is_not_spelled_in_full(levels, tmp_path):
+    value = t.EMPTY_LIST + b"q\0"
+    for _ in range(levels):
+        value += t.POP + t.EMPTY_LIST + t.MARK + b"h\0" * 10 + t.APPENDS + b"q\0"
+    raw = t.pickled(t.integer(t.MAGIC_NUMBER)) + t.pickled(value)
+    with pytest.raises(WeightError) as caught:
+        opened(tmp_path, raw)
+    assert "unknown version" in str(caught.value) and len(str(caught.value)) < 2000

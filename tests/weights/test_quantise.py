@@ -107,3 +107,9 @@ def test_bytes_equal_ggmls_own(kind, case):
     expected = np.zeros(form.size(x.shape), np.uint8)
     quantize(form.ggml, x.ctypes.data, expected.ctypes.data, 0, *x.shape, None)
     np.testing.assert_array_equal(encode(x, kind), expected)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_scale_beyond_float16_is_an_error_not_infinity(kind):
+    with pytest.raises(ValueError, match="beyond the range of F16"):
+        encode(np.linspace(-1e8, 1e8, 256, dtype=np.float32), kind)

@@ -19,6 +19,7 @@ from weights import cache, convert, load, names
 from weights.checkpoint import Checkpoint, WeightError, printable
 from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
 from weights.download import fetch, resolve
+from weights.quant import BY_NAME
 from weights.registry import MODELS, find, from_hub
 
 _PROG = "python -m weights"
@@ -171,6 +172,12 @@ def _convert(args: argparse.Namespace) -> None:
         target_of(dst)
     except WeightError as error:
         args.parser.error(str(error))
+    source = resolve(args.src)
+    if args.quantize and (kinds := _quantised(load(source))):
+        _say(
+            f"{printable(source)} is quantised already ({', '.join(kinds)}): quantised again it "
+            "loses more than its f16 or f32 version would"
+        )
     shown = sys.stderr is not None and sys.stderr.isatty()
     with tqdm(unit="B", unit_scale=True, disable=not shown, desc=printable(dst.name)) as bar:
 
@@ -179,7 +186,7 @@ def _convert(args: argparse.Namespace) -> None:
             bar.update(done - bar.n)
 
         convert(
-            resolve(args.src),
+            source,
             dst,
             dtype=args.dtype,
             quantize=args.quantize,
@@ -187,6 +194,12 @@ def _convert(args: argparse.Namespace) -> None:
             force=args.force,
             progress=progress,
         )
+
+
+def _quantised(checkpoint: Checkpoint) -> list[str]:
+    """The types of blocks that a checkpoint's tensors have."""
+    types = {entry.info.type for entry in checkpoint.entries.values()}
+    return sorted(name for name in types if BY_NAME[name].block > 1)
 
 
 def _list(args: argparse.Namespace) -> None:

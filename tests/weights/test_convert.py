@@ -324,3 +324,12 @@ def test_value_that_a_type_cannot_hold_is_named(tmp_path):
     with pytest.raises(WeightError, match="tensor 'w': it can't become F16: 1e.06 is beyond"):
         weights.convert(tmp_path / "a.gguf", tmp_path / "b.safetensors", dtype="f16")
     assert left_in(tmp_path) == {"a.gguf"}
+
+
+def test_quantising_again_is_said_to_lose_more(tmp_path, capsys):
+    plain, once, again = (tmp_path / name for name in ("a.gguf", "b.gguf", "c.gguf"))
+    big_gguf(plain)
+    assert main(["convert", str(plain), str(once), "--quantize", "q8_0"]) == 0
+    assert "quantised already" not in capsys.readouterr().err
+    assert main(["convert", str(once), str(again), "--quantize", "q4_0"]) == 0
+    assert "quantised already (Q8_0)" in capsys.readouterr().err

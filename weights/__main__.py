@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from weights import cache, convert, load, names
+from weights import cache, load, names
 from weights.checkpoint import Checkpoint, WeightError, printable
-from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of
+from weights.convert import DTYPES, QUANTISED, TARGETS, check_options, target_of, write_as
 from weights.download import fetch, resolve
 from weights.quant import BY_NAME
 from weights.registry import MODELS, find, from_hub
@@ -172,11 +172,11 @@ def _convert(args: argparse.Namespace) -> None:
         target_of(dst)
     except WeightError as error:
         args.parser.error(str(error))
-    source = resolve(args.src)
-    if args.quantize and (kinds := _quantised(load(source))):
+    source = load(resolve(args.src))
+    if args.quantize and (kinds := _quantised(source)):
         _say(
-            f"{printable(source)} is quantised already ({', '.join(kinds)}): quantised again it "
-            "loses more than its f16 or f32 version would"
+            f"{printable(source.path)} is quantised already ({', '.join(kinds)}): quantised again "
+            "it loses more than its f16 or f32 version would"
         )
     shown = sys.stderr is not None and sys.stderr.isatty()
     with tqdm(unit="B", unit_scale=True, disable=not shown, desc=printable(dst.name)) as bar:
@@ -185,7 +185,7 @@ def _convert(args: argparse.Namespace) -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        convert(
+        write_as(
             source,
             dst,
             dtype=args.dtype,

@@ -15,7 +15,7 @@ from engine.graph import Node, Op
 from engine.recipes import asm, blocks
 from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL, Layout
-from engine.recipes.product import Product
+from engine.recipes.product import Product, multiplied
 from engine.recipes.settings import Settings
 from engine.recipes.views import Operand, View, strided
 from engine.symbolic import Int, product, upper
@@ -74,10 +74,7 @@ class Tiles:
         else:
             w = g.binary(Op.ADD, *blocks.values(right, self.kind, n))
             w = g.reshape(g.cast(g.cast(w, dt.bfloat16), dt.float32), (1, n, k))
-        shape = (batch, m, n, k)
-        x = g.expand(g.reshape(x, (batch, m, 1, k)), shape)
-        w = g.expand(g.reshape(w, (batch, 1, n, k)), shape)
-        return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))
+        return multiplied(x, w)
 
     def source(self) -> tuple[str, ...]:
         return (asm.BEGIN, *((PAIRS,) if self.kind else ()), _source(self))

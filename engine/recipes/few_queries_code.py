@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.recipes.panel_code import mark
+from engine.recipes.panel_code import halves, mark
 from engine.recipes.views import View
 
 if TYPE_CHECKING:
@@ -27,15 +27,7 @@ def source(spec: FewQueries) -> tuple[str, ...]:
 
 def _helpers(lanes: int, native: bool) -> str:
     """2**x to 2e-7 (NaN of NaN), and vectors that may start anywhere."""
-    if native:
-        halves = (
-            f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
-            f'"m"(*(__global const ushort{lanes}*)p)); return r;'
-        )
-        fetch = '__asm__ volatile("prefetcht2 (%0)" :: "r"(p));'
-    else:
-        fetch = ""
-        halves = f"return vload_half{lanes}(0, (__global const half*)p);"
+    fetch = '__asm__ volatile("prefetcht2 (%0)" :: "r"(p));' if native else ""
     f, i = f"float{lanes}", f"int{lanes}"
     folds, width, name = [], lanes, "v"
     while width > 1:
@@ -55,7 +47,7 @@ static inline float zoo_half(__global const ushort* p) {{
   return vload_half(0, (__global const half*)p);
 }}
 static inline {f} zoo_halves(__global const ushort* p) {{
-  {halves}
+  {halves(lanes, native)}
 }}
 static inline {f} zoo_power({f} x) {{
   x = x < ({f})(-126.0f) ? ({f})(-126.0f) : x;

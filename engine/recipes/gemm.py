@@ -17,7 +17,7 @@ from engine.recipes import panel_code as code
 from engine.recipes import panels
 from engine.recipes.panel_code import Step
 from engine.recipes.panels import Form
-from engine.recipes.product import Product
+from engine.recipes.product import Product, multiplied
 from engine.recipes.settings import Settings
 from engine.recipes.views import Operand, View, strided
 from engine.symbolic import Int, product, upper
@@ -96,7 +96,7 @@ class RegisterTile:
         return 2 * self.depth * product(self.shape(left, right))
 
     def meaning(self, left: Node, right: Node) -> Node:
-        return panels.multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
+        return multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
         return code.helpers(self.lanes, self.native), _source(self)

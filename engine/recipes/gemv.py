@@ -13,7 +13,7 @@ from engine.graph import Node
 from engine.recipes import panel_code as code
 from engine.recipes import panels
 from engine.recipes.panels import Form
-from engine.recipes.product import BLOCK, Product
+from engine.recipes.product import BLOCK, Product, multiplied
 from engine.recipes.settings import Settings
 from engine.recipes.views import Operand, View, strided
 from engine.symbolic import Int, product, upper
@@ -60,7 +60,7 @@ class Stream:
         return 2 * self.depth * product(self.shape(left, right))
 
     def meaning(self, left: Node, right: Node, *total: Node) -> Node:
-        return panels.multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
+        return multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
         return code.helpers(self.lanes, self.native), _source(self)

@@ -61,20 +61,23 @@ def is_native(target: Target) -> bool:
     return needed <= target.features
 
 
+def halves(lanes: int, native: bool) -> str:
+    """The body of a function that reads a vector of halves at p as float32."""
+    if native:
+        return (
+            f'float{lanes} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : '
+            f'"m"(*(__global const ushort{lanes}*)p)); return r;'
+        )
+    return f"return vload_half{lanes}(0, (__global const half*)p);"
+
+
 def helpers(lanes: int, native: bool) -> str:
     """What the code of a Reader calls."""
-    f, i, h = f"float{lanes}", f"int{lanes}", f"ushort{lanes}"
-    if native:
-        halves = (
-            f'{f} r; __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const {h}*)p));'
-            " return r;"
-        )
-    else:
-        halves = f"return vload_half{lanes}(0, (__global const half*)p);"
+    f, i = f"float{lanes}", f"int{lanes}"
     return f"""
 typedef {f} zoo_columns __attribute__((aligned(4)));
 typedef {i} zoo_words __attribute__((aligned(4)));
-static inline {f} zoo_columns_of_halves(__global const ushort* p) {{ {halves} }}"""
+static inline {f} zoo_columns_of_halves(__global const ushort* p) {{ {halves(lanes, native)} }}"""
 
 
 def reader(form: Form, lanes: int, ahead: int = 0, part: int = 0, space: str = GLOBAL) -> Reader:

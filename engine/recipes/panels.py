@@ -161,16 +161,6 @@ def fits(target: Target, found: Product) -> bool:
     return min(upper(found.right.shape[1]), depth) >= SHALLOWEST
 
 
-def multiplied(x: Node, w: Node) -> Node:
-    """(batch, M, depth) and (batch, N, depth) -> the sums (batch, M, N), as plain ops."""
-    batch, m, k = x.shape
-    n = w.shape[1]
-    shape = (batch, m, n, k)
-    x = g.expand(g.reshape(x, (batch, m, 1, k)), shape)
-    w = g.expand(g.reshape(w, (batch, 1, n, k)), shape)
-    return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))
-
-
 def in_rows(x: Node) -> View:
     """How a left factor (batch, rows, depth) lies once it is computed into a buffer."""
     _, rows, depth = x.shape

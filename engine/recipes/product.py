@@ -203,3 +203,13 @@ def extent(x: Node) -> tuple[int, int]:
         case _:
             return low, high
     return found if low <= found[0] and found[1] <= high else (low, high)
+
+
+def multiplied(x: Node, w: Node) -> Node:
+    """(batch, M, depth) and (batch, N, depth) -> the sums (batch, M, N), as plain ops."""
+    batch, m, k = x.shape
+    n = w.shape[1]
+    shape = (batch, m, n, k)
+    x = g.expand(g.reshape(x, (batch, m, 1, k)), shape)
+    w = g.expand(g.reshape(w, (batch, 1, n, k)), shape)
+    return g.reshape(g.reduce(g.binary(Op.MUL, x, w), "add", (3,)), (batch, m, n))

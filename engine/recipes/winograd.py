@@ -16,6 +16,7 @@ from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op, toposort
 from engine.recipes.convolution import Convolution, find
+from engine.recipes.product import multiplied
 from engine.recipes.settings import Settings
 from engine.symbolic import Int, bounds, product
 from engine.windows import windows
@@ -73,13 +74,7 @@ def by_products(node: Node) -> Node | None:
     if found is None or not _suits(found):
         return None
     left, right = _input(found), _kernel(found.weight)  # (36, T, C), (36, O, C)
-    _, tiles, channels = left.shape
-    outputs = right.shape[1]
-    shape = (PLANES, tiles, outputs, channels)
-    left = g.expand(g.reshape(left, (PLANES, tiles, 1, channels)), shape)
-    right = g.expand(g.reshape(right, (PLANES, 1, outputs, channels)), shape)
-    sums = g.reduce(g.binary(Op.MUL, left, right), "add", (3,))
-    return _output(g.packed(g.reshape(sums, shape[:3])), found)
+    return _output(g.packed(multiplied(left, right)), found)
 
 
 def _suits(found: Convolution) -> bool:

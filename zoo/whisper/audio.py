@@ -91,7 +91,7 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
         source = stack.enter_context(open(source, "rb"))
     if source.seekable():
         return source
-    copy = stack.enter_context(tempfile.SpooledTemporaryFile(max_size=1 << 26))
+    copy = stack.enter_context(tempfile.TemporaryFile())
     while part := source.read(1 << 20):
         copy.write(part)
     copy.seek(0)
@@ -105,7 +105,7 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
     good = bad = 0
     try:
-        with av.open(file, metadata_errors="ignore") as container:
+        with av.open(file, "r", metadata_errors="ignore") as container:
             stream = container.streams.best("audio")
             if stream is None:
                 raise AudioError(f"{name}: has no audio")

@@ -17,9 +17,9 @@ __all__ = ["Segment", "Transcript", "Whisper", "Word", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    # `transcribe --help` should not have to start the engine.
-    from zoo.whisper import loading, transcript, whisper
-
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # Only now: `transcribe --help` should not have to start the engine.
+    from zoo.whisper import loading, transcript, whisper
+
     return next(getattr(m, name) for m in (loading, transcript, whisper) if hasattr(m, name))

@@ -9,13 +9,16 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zoo.errors import UsageError
 from zoo.whisper.context import Context
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
-from zoo.whisper.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from zoo.whisper.tokenizer import Tokenizer
 
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place

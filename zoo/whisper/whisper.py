@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,9 +11,11 @@ from zoo.errors import UsageError
 from zoo.whisper import decode as decoding
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
-from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcribe import N_FRAMES, transcribe
 from zoo.whisper.transcript import Segment, Transcript
+
+if TYPE_CHECKING:
+    from zoo.whisper.tokenizer import Tokenizer
 
 _SCORED = 32  # positions a call when the logits of all are wanted
 

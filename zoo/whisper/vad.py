@@ -56,7 +56,7 @@ def speech(
 
 
 def windows(
-    clips: Sequence[Clip], limit: int = 3000, loudness: np.ndarray | None = None
+    clips: Sequence[Clip], loudness: np.ndarray | None = None, limit: int = 3000
 ) -> list[list[Clip]]:
     """Clips packed, in order, into windows of at most `limit` frames together.
 
@@ -86,7 +86,8 @@ class Timeline:
 
     def condense(self, mel: np.ndarray) -> np.ndarray:
         """The clips' frames of mel (n_mels, frames): (n_mels, frames of all clips)."""
-        return np.concatenate([mel[:, start:end] for start, end in self.clips], axis=1)
+        parts = [mel[:, :0], *(mel[:, start:end] for start, end in self.clips)]
+        return np.concatenate(parts, axis=1)
 
     def original(self, seconds: float, end: bool = False) -> float:
         """Condensed seconds as seconds of the file.
@@ -94,6 +95,8 @@ class Timeline:
         Where two clips meet it is the beginning of the second one, or with `end` (when something
         ends there) the end of the first.
         """
+        if not self.clips:
+            return seconds
         frame = seconds * 1000 / FRAME_MS
         place = np.searchsorted(self._begins, frame - 1e-6 if end else frame + 1e-6) - 1
         i = int(np.clip(place, 0, len(self.clips) - 1))

@@ -112,7 +112,7 @@ def test_durations_and_padding_are_options():
 
 def test_short_clips_share_a_window_as_long_as_they_fit():
     clips = [(0, 1000), (2000, 3500), (4000, 4500), (5000, 5001)]
-    assert vad.windows(clips, 3000) == [clips[:3], clips[3:]]
+    assert vad.windows(clips) == [clips[:3], clips[3:]]
     assert vad.windows([]) == []
 
 
@@ -120,7 +120,7 @@ def test_a_long_clip_is_cut_where_it_is_quietest():
     level = np.full(7000, -20.0)
     level[2480:2520] = -60  # a pause
     level[1000:1100] = -90  # a deeper one, but it would make a short window
-    packed = vad.windows([(0, 7000)], 3000, level)
+    packed = vad.windows([(0, 7000)], level)
     assert 2490 <= packed[0][0][1] <= 2510
     flat = [clip for window in packed for clip in window]
     assert flat[0][0] == 0 and flat[-1][1] == 7000
@@ -133,7 +133,7 @@ def test_windows_keep_every_frame_once_in_order(seed):
     rng = np.random.default_rng(seed)
     edges = np.sort(rng.choice(50000, 40, replace=False)).tolist()
     clips = list(zip(edges[::2], edges[1::2]))
-    packed = vad.windows(clips, 3000, rng.standard_normal(50000))
+    packed = vad.windows(clips, rng.standard_normal(50000), 3000)
     frames = [f for window in packed for start, end in window for f in range(start, end)]
     assert frames == [f for start, end in clips for f in range(start, end)]
     assert all(0 < sum(e - s for s, e in window) <= 3000 for window in packed)
@@ -154,3 +154,9 @@ def test_a_timeline_condenses_and_maps_back():
     assert timeline.original(0.0) == timeline.original(0.0, end=True) == pytest.approx(1.0)
     assert timeline.original(2.51, end=True) == pytest.approx(9.01)
     assert timeline.original(3.0) == pytest.approx(9.5)  # beyond the end: goes on from there
+
+
+def test_a_timeline_without_clips_is_empty():
+    empty = vad.Timeline([])
+    assert empty.condense(np.ones((80, 100), np.float32)).shape == (80, 0)
+    assert empty.original(0.0) == 0.0

@@ -104,7 +104,8 @@ def unet(
     width = p.time_embed[0].weight.shape[1]
     time = linear(p.time_embed[2], silu(linear(p.time_embed[0], sinusoid(t, width))))
     if "label_emb" in p:
-        given = sinusoid(sizes.reshape(-1), 256).reshape(x.shape[0], -1)
+        wide = (p.label_emb[0][0].weight.shape[1] - pooled.shape[1]) // sizes.shape[1]
+        given = sinusoid(sizes.reshape(-1), wide).reshape(x.shape[0], -1)
         given = Tensor.cat(pooled, given, axis=-1)
         time = time + linear(p.label_emb[0][2], silu(linear(p.label_emb[0][0], given)))
     kept = []

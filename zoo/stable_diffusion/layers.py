@@ -21,7 +21,7 @@ def conv(p: Params, x: Tensor, stride: int = 1, padding: Any = None) -> Tensor:
 
 def norm(p: Params, x: Tensor, eps: float) -> Tensor:
     """Group norm of pictures."""
-    return group_norm(p, x.permute(0, 3, 1, 2), GROUPS, eps).permute(0, 2, 3, 1)
+    return group_norm(p, x, GROUPS, eps, axis=-1)
 
 
 def upsample(p: Params, x: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ def left(x: Node, terms: int, axis: int) -> Node:
 def right(x: Node, terms: int, axis: int) -> Node:
     """The right factor for it."""
     a, b = parts(x) if terms > 1 else (x, x)
-    return join((a, a, b), axis) if terms > 1 else x
+    return g.packed(join((a, a, b), axis)) if terms > 1 else x
 
 
 def parts(x: Node) -> tuple[Node, Node]:

@@ -21,11 +21,11 @@ from engine import dtype as dt
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, buffer, rebuild, spelled_out, toposort
 from engine.prepare import prepare
+from engine.program import PRECISIONS
 from engine.recipes.amx import Tiles
 from engine.recipes.vnni import Dots
 from engine.runtime.reference import load
 from engine.schedule import Kernel, _rewritten, schedule
-from engine.program import PRECISIONS
 from engine.specialise import Recipes
 from engine.symbolic import Expr, evaluate
 from tests.engine.kernels import cpu

@@ -173,20 +173,25 @@ def record(
 
     progress is called with the seconds read so far. Raises as read_audio.
     """
-    loudness, count = [], 0
+    levels, count = [], 0
 
     def heard() -> Iterator[np.ndarray]:
         nonlocal count
         for piece in read_audio(source):
             count += len(piece)
-            whole = piece[: len(piece) // HOP * HOP].reshape(-1, HOP)
-            loudness.append(10 * np.log10(np.square(whole).mean(1) + np.float32(QUIET)))
+            levels.append(loudness(piece))
             if progress:
                 progress(count / SAMPLE_RATE)
             yield piece
 
     mel = _spectrogram(heard(), n_mels, N_SAMPLES, device)
-    return Recording(mel, np.concatenate(loudness), count)
+    return Recording(mel, np.concatenate(levels), count)
+
+
+def loudness(samples: np.ndarray) -> np.ndarray:
+    """dB below full scale of each whole frame of 10 ms: (n,) -> (n // 160,) float32."""
+    frames = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
+    return 10 * np.log10(np.square(frames).mean(1) + np.float32(QUIET))
 
 
 def log_mel(

@@ -53,10 +53,10 @@ def read_audio(source: Source) -> Iterator[np.ndarray]:
         samples = _from_array(np.asarray(source))
         yield from (samples[i : i + N_SAMPLES] for i in range(0, len(samples), N_SAMPLES))
         return
+    path = getattr(source, "name", "the stream") if hasattr(source, "read") else source
+    name = "stdin" if source == "-" else str(path)
+    held, size = [], 0
     with ExitStack() as stack:
-        path = getattr(source, "name", "the stream") if hasattr(source, "read") else source
-        name = "stdin" if source == "-" else str(path)
-        held, size = [], 0
         for samples in _decoded(_opened(source, stack), name):
             held.append(samples)
             size += len(samples)
@@ -64,8 +64,10 @@ def read_audio(source: Source) -> Iterator[np.ndarray]:
                 joined = np.concatenate(held)
                 yield joined[:N_SAMPLES].astype(np.float32) / 32768
                 held, size = [joined[N_SAMPLES:]], size - N_SAMPLES
-        if size:
-            yield np.concatenate(held).astype(np.float32) / 32768
+    if not held:
+        raise AudioError(f"{name}: holds no sound")
+    if size:
+        yield np.concatenate(held).astype(np.float32) / 32768
 
 
 def _from_array(array: np.ndarray) -> np.ndarray:
@@ -99,46 +101,49 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
 
 
 def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
-    """int16 samples of the file's best audio stream; damaged packets are left out."""
+    """A file's sound as int16 samples, 16 kHz mono; its format may change on the way."""
     import av
 
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
-    good = bad = 0
     try:
-        with av.open(file, "r", metadata_errors="ignore") as container:
-            stream = container.streams.best("audio")
-            if stream is None:
-                raise AudioError(f"{name}: has no audio")
-            stream.thread_type = "NONE"  # errors then belong to their packets
-            resampler, kind = None, None
-            for packet in container.demux(stream):
-                try:
-                    frames = packet.decode()
-                except av.error.InvalidDataError:
-                    bad += 1
-                    continue
-                for frame in frames:
-                    good += frame.samples
-                    if kind != (kind := (frame.sample_rate, frame.layout.name, frame.format.name)):
-                        yield from _resampled(resampler, None)
-                        resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
-                    yield from _resampled(resampler, frame)
-            yield from _resampled(resampler, None)
+        container = av.open(file, "r", metadata_errors="ignore")
     except av.error.FFmpegError as error:
-        if not good:
-            text = one_line(error.strerror or error)
-            raise AudioError(f"{name}: no audio that can be read ({text})") from None
-        bad += 1
-    if not good:
-        raise AudioError(f"{name}: holds no sound")
-    if bad:
+        text = one_line(error.strerror or error)
+        raise AudioError(f"{name}: no audio that can be read ({text})") from None
+    resampler, kind = None, None
+    with container:
+        for frame in chain(_frames(container, name), [None]):  # None: what is still on its way
+            now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
+            out = resampler.resample(None) if resampler and now != kind else []
+            if now and now != kind:
+                resampler, kind = av.AudioResampler("s16", "mono", SAMPLE_RATE), now
+            if frame:
+                out += resampler.resample(frame)
+            yield from (part.to_ndarray().reshape(-1) for part in out)
+
+
+def _frames(container: Any, name: str) -> Iterator[Any]:
+    """Frames of the best audio stream; damaged packets are left out."""
+    from av.error import FFmpegError
+
+    stream = container.streams.best("audio")
+    if stream is None:
+        raise AudioError(f"{name}: has no audio")
+    stream.thread_type = "NONE"  # errors then belong to their packets
+    packets, good, bad = container.demux(stream), 0, 0
+    while True:
+        try:
+            packet = next(packets, None)  # also after an error of its own
+            if packet is None:
+                break
+            frames = packet.decode()
+        except FFmpegError:
+            bad += 1
+            continue
+        good += len(frames)
+        yield from frames
+    if good and bad:
         note(f"({name} is damaged; what could be decoded is used)")
-
-
-def _resampled(resampler: Any, frame: Any) -> Iterator[np.ndarray]:
-    """A frame resampled; None for what the resampler still holds."""
-    for out in resampler.resample(frame) if resampler else ():
-        yield out.to_ndarray().reshape(-1)
 
 
 # --- log-mel -------------------------------------------------------------------------------------

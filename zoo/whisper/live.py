@@ -90,7 +90,7 @@ class Utterances:
 def transcribe_live(
     model: Whisper, source: Source, on_segment: Callable[[Segment], None], **options: Any
 ) -> Transcript:
-    """Transcribe a stream as it comes; on_segment gets each segment soon after it was said.
+    """Transcribe a stream as it comes, in the main thread; on_segment gets what was just said.
 
     It ends with the stream, or with Ctrl-C; what was heard by then is transcribed (a second Ctrl-C
     prevents it). Without a language in the options, the first words tell it. Options as those of
@@ -130,25 +130,17 @@ def _receive(came: SimpleQueue[bytes | None], utterances: Utterances) -> bool:
 
 def _moved(segment: Segment, seconds: float, number: int) -> Segment:
     """A segment of an utterance as one of the whole stream."""
-    words = segment.words and [
-        replace(word, start=word.start + seconds, end=word.end + seconds) for word in segment.words
+    times = [
+        replace(item, start=item.start + seconds, end=item.end + seconds)
+        for item in (segment, *(segment.words or ()))
     ]
-    return replace(
-        segment,
-        id=number,
-        seek=segment.seek + round(seconds * FRAMES_PER_SECOND),
-        start=segment.start + seconds,
-        end=segment.end + seconds,
-        words=words,
-    )
+    seek = segment.seek + round(seconds * FRAMES_PER_SECOND)
+    return replace(times[0], id=number, seek=seek, words=segment.words and times[1:])
 
 
 @contextlib.contextmanager
 def _interrupt(stop: Callable[[], None]) -> Iterator[None]:
     """The first Ctrl-C calls `stop`, a second one is as usual."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread
-        return
     usual = signal.getsignal(signal.SIGINT)
 
     def first(*_: object) -> None:

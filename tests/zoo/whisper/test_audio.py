@@ -248,6 +248,28 @@ def test_what_is_no_sound_at_all(tmp_path, content, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("rate", [8000, 16000, 48000])
+@pytest.mark.parametrize("count", [1, 5, 100])
+def test_a_few_samples_are_sound_or_one_line(tmp_path, rate, count):
+    file = wav(tmp_path / "few.wav", np.full(count, 1000, np.int16), rate)
+    if rate != 16000 and count < 100:  # fewer than the resampler looks ahead
+        assert failure(file) == f"{file}: holds no sound"
+    else:
+        assert len(load_audio(file)) == pytest.approx(count * 16000 / rate, abs=1)
+        assert record(file, 80).mel.shape[0] == 80
+
+
+def test_a_stream_may_change_its_rate_on_the_way():
+    both = io.BytesIO()
+    for seconds, rate in ((1, 44100), (2, 22050)):  # MP3 has no header that would forbid it
+        both.write(encoded(sine(seconds), "mp3", "libmp3lame", rate).read())
+    both.seek(0)
+    samples = load_audio(both)
+    assert 47000 < len(samples) < 50000
+    peak = np.abs(np.fft.rfft(samples[24000:40000])).argmax()
+    assert peak == pytest.approx(440, abs=2)
+
+
 def test_a_missing_file_and_a_folder_are_the_systems_errors(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_audio(tmp_path / "none.wav")

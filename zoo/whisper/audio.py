@@ -25,6 +25,7 @@ N_FRAMES = N_SAMPLES // HOP
 BLOCK = 500  # frames per run of the mel program
 REACH = N_FFT // 2  # samples that a frame sees on either side of its middle
 BINS = N_FFT // 2 + 1
+RATES = range(1000, 1_000_000)  # Hz; others are a damaged header's, and might never end
 QUIET = 1e-10  # the power that counts as silence
 Source = Any  # a path, "-" for stdin, an open binary file, or an array of samples at 16 kHz
 
@@ -105,21 +106,20 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
     import av
 
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
+    resampler, kind = None, None
     try:
-        container = av.open(file, "r", metadata_errors="ignore")
+        with av.open(file, "r", metadata_errors="ignore") as container:
+            for frame in chain(_frames(container, name), [None]):  # None: what is on its way
+                now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
+                out = resampler.resample(None) if resampler and now != kind else []
+                if now and now != kind:
+                    resampler, kind = av.AudioResampler("s16", "mono", SAMPLE_RATE), now
+                if frame:
+                    out += resampler.resample(frame)
+                yield from (part.to_ndarray().reshape(-1) for part in out)
     except av.error.FFmpegError as error:
         text = one_line(error.strerror or error)
         raise AudioError(f"{name}: no audio that can be read ({text})") from None
-    resampler, kind = None, None
-    with container:
-        for frame in chain(_frames(container, name), [None]):  # None: what is still on its way
-            now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
-            out = resampler.resample(None) if resampler and now != kind else []
-            if now and now != kind:
-                resampler, kind = av.AudioResampler("s16", "mono", SAMPLE_RATE), now
-            if frame:
-                out += resampler.resample(frame)
-            yield from (part.to_ndarray().reshape(-1) for part in out)
 
 
 def _frames(container: Any, name: str) -> Iterator[Any]:
@@ -140,8 +140,9 @@ def _frames(container: Any, name: str) -> Iterator[Any]:
         except FFmpegError:
             bad += 1
             continue
-        good += len(frames)
-        yield from frames
+        sound = [frame for frame in frames if frame.sample_rate in RATES]
+        good, bad = good + len(sound), bad + len(frames) - len(sound)
+        yield from sound
     if good and bad:
         note(f"({name} is damaged; what could be decoded is used)")
 

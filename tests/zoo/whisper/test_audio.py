@@ -259,6 +259,12 @@ def test_a_few_samples_are_sound_or_one_line(tmp_path, rate, count):
         assert record(file, 80).mel.shape[0] == 80
 
 
+@pytest.mark.parametrize("rate", [1, 999, 2**31 - 1])
+def test_a_rate_that_no_sound_has_is_not_believed(tmp_path, rate):
+    file = wav(tmp_path / "odd.wav", np.full(1000, 1000, np.int16), rate)
+    assert failure(file) == f"{file}: holds no sound"  # rather than 16 million samples of it
+
+
 def test_a_stream_may_change_its_rate_on_the_way():
     both = io.BytesIO()
     for seconds, rate in ((1, 44100), (2, 22050)):  # MP3 has no header that would forbid it

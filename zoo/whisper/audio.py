@@ -169,29 +169,21 @@ class Recording:
         return self.samples / SAMPLE_RATE
 
 
-def record(
-    source: Source,
-    n_mels: int,
-    device: str | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Recording:
+def record(source: Source, n_mels: int, device: str | None = None) -> Recording:
     """Read a recording in one pass that keeps no samples, only what is computed from them.
 
-    progress is called with the seconds read so far. Raises as read_audio.
+    Raises as read_audio.
     """
-    levels, count = [], 0
+    counts, levels = [], []
 
     def heard() -> Iterator[np.ndarray]:
-        nonlocal count
         for piece in read_audio(source):
-            count += len(piece)
+            counts.append(len(piece))
             levels.append(loudness(piece))
-            if progress:
-                progress(count / SAMPLE_RATE)
             yield piece
 
     mel = _spectrogram(heard(), n_mels, N_SAMPLES, device)
-    return Recording(mel, np.concatenate(levels), count)
+    return Recording(mel, np.concatenate(levels), sum(counts))
 
 
 def loudness(samples: np.ndarray) -> np.ndarray:
@@ -216,8 +208,9 @@ def _spectrogram(
     pieces: Iterable[np.ndarray], n_mels: int, padding: int, device: str | None
 ) -> np.ndarray:
     """The log-mel of samples in pieces; only frames that reach a sample are computed."""
-    from engine import Tensor
+    from engine import Tensor, default_device
 
+    device = device or default_device()
     run = _program(n_mels, device)
     size, step = (BLOCK + 2) * HOP, BLOCK * HOP
     zeros = min(padding, N_FFT)  # all that frames with samples see of the padding
@@ -263,8 +256,8 @@ def _mirrored(pieces: Iterable[np.ndarray], zeros: int) -> Iterator[np.ndarray]:
 
 
 @cache
-def _program(n_mels: int, device: str | None) -> Callable:
-    """Samples (BLOCK + 2, 160) of both BLOCK + 2 rows -> log10 mel power (n_mels, BLOCK).
+def _program(n_mels: int, device: str) -> Callable:
+    """Samples in rows, (BLOCK + 2, 160) -> log10 of mel power, (n_mels, BLOCK).
 
     Frame i is row i, row i + 1 and half of row i + 2: its spectrum is a sum of three products,
     with the rows of one windowed Fourier basis.

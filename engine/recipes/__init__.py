@@ -35,7 +35,7 @@ REWRITES = (vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 
-def _rewrite_product(node: Node, settings: Settings) -> Node | None:
+def rewrite_product(node: Node, settings: Settings) -> Node | None:
     """A sum of products by an INTRINSIC, None where no recipe has a better way."""
     found = product.find(node)
     if found is None:
@@ -55,7 +55,7 @@ PASSES = (
     few_queries.rewrite,
     conv.rewrite,
     winograd.rewrite,
-    _rewrite_product,
+    rewrite_product,
     groups.rewrite,
 )
 

@@ -25,6 +25,7 @@ N_FRAMES = N_SAMPLES // HOP
 BLOCK = 500  # frames per run of the mel program
 REACH = N_FFT // 2  # samples that a frame sees on either side of its middle
 BINS = N_FFT // 2 + 1
+RATES = range(1000, 1_000_000)  # Hz; others are a damaged header's, and might never end
 QUIET = 1e-10  # the power that counts as silence
 Source = Any  # a path, "-" for stdin, an open binary file, or an array of samples at 16 kHz
 
@@ -53,10 +54,10 @@ def read_audio(source: Source) -> Iterator[np.ndarray]:
         samples = _from_array(np.asarray(source))
         yield from (samples[i : i + N_SAMPLES] for i in range(0, len(samples), N_SAMPLES))
         return
+    path = getattr(source, "name", "the stream") if hasattr(source, "read") else source
+    name = "stdin" if source == "-" else str(path)
+    held, size = [], 0
     with ExitStack() as stack:
-        path = getattr(source, "name", "the stream") if hasattr(source, "read") else source
-        name = "stdin" if source == "-" else str(path)
-        held, size = [], 0
         for samples in _decoded(_opened(source, stack), name):
             held.append(samples)
             size += len(samples)
@@ -64,8 +65,10 @@ def read_audio(source: Source) -> Iterator[np.ndarray]:
                 joined = np.concatenate(held)
                 yield joined[:N_SAMPLES].astype(np.float32) / 32768
                 held, size = [joined[N_SAMPLES:]], size - N_SAMPLES
-        if size:
-            yield np.concatenate(held).astype(np.float32) / 32768
+    if not held:
+        raise AudioError(f"{name}: holds no sound")
+    if size:
+        yield np.concatenate(held).astype(np.float32) / 32768
 
 
 def _from_array(array: np.ndarray) -> np.ndarray:
@@ -99,46 +102,49 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
 
 
 def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
-    """int16 samples of the file's best audio stream; damaged packets are left out."""
+    """A file's sound as int16 samples, 16 kHz mono; its format may change on the way."""
     import av
 
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
-    good = bad = 0
+    resampler, kind = None, None
     try:
         with av.open(file, "r", metadata_errors="ignore") as container:
-            stream = container.streams.best("audio")
-            if stream is None:
-                raise AudioError(f"{name}: has no audio")
-            stream.thread_type = "NONE"  # errors then belong to their packets
-            resampler, kind = None, None
-            for packet in container.demux(stream):
-                try:
-                    frames = packet.decode()
-                except av.error.InvalidDataError:
-                    bad += 1
-                    continue
-                for frame in frames:
-                    good += frame.samples
-                    if kind != (kind := (frame.sample_rate, frame.layout.name, frame.format.name)):
-                        yield from _resampled(resampler, None)
-                        resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
-                    yield from _resampled(resampler, frame)
-            yield from _resampled(resampler, None)
+            for frame in chain(_frames(container, name), [None]):  # None: what is on its way
+                now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
+                out = resampler.resample(None) if resampler and now != kind else []
+                if now and now != kind:
+                    resampler, kind = av.AudioResampler("s16", "mono", SAMPLE_RATE), now
+                if frame:
+                    out += resampler.resample(frame)
+                yield from (part.to_ndarray().reshape(-1) for part in out)
     except av.error.FFmpegError as error:
-        if not good:
-            text = one_line(error.strerror or error)
-            raise AudioError(f"{name}: no audio that can be read ({text})") from None
-        bad += 1
-    if not good:
-        raise AudioError(f"{name}: holds no sound")
-    if bad:
+        text = one_line(error.strerror or error)
+        raise AudioError(f"{name}: no audio that can be read ({text})") from None
+
+
+def _frames(container: Any, name: str) -> Iterator[Any]:
+    """Frames of the best audio stream; damaged packets are left out."""
+    from av.error import FFmpegError
+
+    stream = container.streams.best("audio")
+    if stream is None:
+        raise AudioError(f"{name}: has no audio")
+    stream.thread_type = "NONE"  # errors then belong to their packets
+    packets, good, bad = container.demux(stream), 0, 0
+    while True:
+        try:
+            packet = next(packets, None)  # also after an error of its own
+            if packet is None:
+                break
+            frames = packet.decode()
+        except FFmpegError:
+            bad += 1
+            continue
+        sound = [frame for frame in frames if frame.sample_rate in RATES]
+        good, bad = good + len(sound), bad + len(frames) - len(sound)
+        yield from sound
+    if good and bad:
         note(f"({name} is damaged; what could be decoded is used)")
-
-
-def _resampled(resampler: Any, frame: Any) -> Iterator[np.ndarray]:
-    """A frame resampled; None for what the resampler still holds."""
-    for out in resampler.resample(frame) if resampler else ():
-        yield out.to_ndarray().reshape(-1)
 
 
 # --- log-mel -------------------------------------------------------------------------------------
@@ -163,30 +169,27 @@ class Recording:
         return self.samples / SAMPLE_RATE
 
 
-def record(
-    source: Source,
-    n_mels: int,
-    device: str | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> Recording:
+def record(source: Source, n_mels: int, device: str | None = None) -> Recording:
     """Read a recording in one pass that keeps no samples, only what is computed from them.
 
-    progress is called with the seconds read so far. Raises as read_audio.
+    Raises as read_audio.
     """
-    loudness, count = [], 0
+    counts, levels = [], []
 
     def heard() -> Iterator[np.ndarray]:
-        nonlocal count
         for piece in read_audio(source):
-            count += len(piece)
-            whole = piece[: len(piece) // HOP * HOP].reshape(-1, HOP)
-            loudness.append(10 * np.log10(np.square(whole).mean(1) + np.float32(QUIET)))
-            if progress:
-                progress(count / SAMPLE_RATE)
+            counts.append(len(piece))
+            levels.append(loudness(piece))
             yield piece
 
     mel = _spectrogram(heard(), n_mels, N_SAMPLES, device)
-    return Recording(mel, np.concatenate(loudness), count)
+    return Recording(mel, np.concatenate(levels), sum(counts))
+
+
+def loudness(samples: np.ndarray) -> np.ndarray:
+    """dB below full scale of each whole frame of 10 ms: (n,) -> (n // 160,) float32."""
+    frames = samples[: len(samples) // HOP * HOP].reshape(-1, HOP)
+    return 10 * np.log10(np.square(frames).mean(1) + np.float32(QUIET))
 
 
 def log_mel(
@@ -205,8 +208,9 @@ def _spectrogram(
     pieces: Iterable[np.ndarray], n_mels: int, padding: int, device: str | None
 ) -> np.ndarray:
     """The log-mel of samples in pieces; only frames that reach a sample are computed."""
-    from engine import Tensor
+    from engine import Tensor, default_device
 
+    device = device or default_device()
     run = _program(n_mels, device)
     size, step = (BLOCK + 2) * HOP, BLOCK * HOP
     zeros = min(padding, N_FFT)  # all that frames with samples see of the padding
@@ -252,8 +256,8 @@ def _mirrored(pieces: Iterable[np.ndarray], zeros: int) -> Iterator[np.ndarray]:
 
 
 @cache
-def _program(n_mels: int, device: str | None) -> Callable:
-    """Samples (BLOCK + 2, 160) of both BLOCK + 2 rows -> log10 mel power (n_mels, BLOCK).
+def _program(n_mels: int, device: str) -> Callable:
+    """Samples in rows, (BLOCK + 2, 160) -> log10 of mel power, (n_mels, BLOCK).
 
     Frame i is row i, row i + 1 and half of row i + 2: its spectrum is a sum of three products,
     with the rows of one windowed Fourier basis.

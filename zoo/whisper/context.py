@@ -32,7 +32,7 @@ class Network:
 
     def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
         """A captured program of this network's precision."""
-        return program(function, precision=self.dtype, **limits)
+        return program(function, precision="high" if self.dtype == "auto" else self.dtype, **limits)
 
     def tensor(self, values: np.ndarray | Sequence) -> Tensor:
         """An array on this network's device: integers as int32, others as float32."""

@@ -6,11 +6,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from zoo.errors import UsageError
-from zoo.whisper.transcript import Segment, Transcript
+from zoo.whisper.transcript import Segment, Transcript, Word
 
 PAUSE = 3.0  # seconds between words after which a subtitle ends, where lines are filled up
 ENDLESS = 1000  # characters or words: openai/whisper's idea of a line without limit
@@ -30,15 +30,6 @@ class Layout:
     highlight_words: bool = False
 
 
-@dataclass
-class _Piece:
-    """A word in its subtitle, a line break before it if it begins a new line."""
-
-    text: str
-    start: float
-    end: float
-
-
 Cue = tuple[float, float, str]  # start and end in seconds, text
 
 
@@ -46,7 +37,7 @@ Cue = tuple[float, float, str]  # start and end in seconds, text
 
 
 def txt(transcript: Transcript, layout: Layout = Layout()) -> str:
-    """One segment a line."""
+    """A segment a line."""
     return "".join(f"{segment.text.strip()}\n" for segment in transcript.segments)
 
 
@@ -116,15 +107,15 @@ def _cues(transcript: Transcript, layout: Layout) -> Iterator[Cue]:
         if layout.highlight_words:
             yield from _highlighted(subtitle)
         else:
-            yield subtitle[0].start, subtitle[-1].end, "".join(piece.text for piece in subtitle)
+            yield subtitle[0].start, subtitle[-1].end, "".join(word.word for word in subtitle)
 
 
-def _subtitles(segments: Sequence[Segment], layout: Layout) -> Iterator[list[_Piece]]:
-    """Words gathered to subtitles of so many lines, lines of so many words or characters."""
+def _subtitles(segments: Sequence[Segment], layout: Layout) -> Iterator[list[Word]]:
+    """Words gathered to subtitles; a line break is put before a word that begins a new line."""
     width, most_lines = layout.max_line_width or ENDLESS, layout.max_line_count or None
     most_words = layout.max_words_per_line or ENDLESS
     fill = bool(layout.max_line_width and most_lines)
-    subtitle: list[_Piece] = []
+    subtitle: list[Word] = []
     used, lines = 0, 1  # characters of the line, lines of the subtitle
     before = None
     for segment in segments:
@@ -145,24 +136,22 @@ def _subtitles(segments: Sequence[Segment], layout: Layout) -> Iterator[list[_Pi
                 elif new_line:
                     lines += 1
                     text = "\n" + text
-            subtitle.append(_Piece(text, word.start, word.end))
+            subtitle.append(replace(word, word=text))
     if subtitle:
         yield subtitle
 
 
-def _highlighted(subtitle: Sequence[_Piece]) -> Iterator[Cue]:
+def _highlighted(subtitle: Sequence[Word]) -> Iterator[Cue]:
     """The subtitle once for each word, which is underlined, and once for each gap between."""
-    whole = "".join(piece.text for piece in subtitle)
+    texts = [word.word for word in subtitle]
     until = subtitle[0].start
-    for i, piece in enumerate(subtitle):
-        if timestamp(until) != timestamp(piece.start):  # as far as the file shows it
-            yield until, piece.start, whole
-        before = "".join(p.text for p in subtitle[:i])
-        after = "".join(p.text for p in subtitle[i + 1 :])
-        word = piece.text.lstrip()
-        space = piece.text[: len(piece.text) - len(word)]
-        yield piece.start, piece.end, f"{before}{space}<u>{word}</u>{after}"
-        until = piece.end
+    for i, word in enumerate(subtitle):
+        if timestamp(until) != timestamp(word.start):  # as far as the file shows it
+            yield until, word.start, "".join(texts)
+        bare = texts[i].lstrip()
+        marked = f"{texts[i].removesuffix(bare)}<u>{bare}</u>"
+        yield word.start, word.end, "".join([*texts[:i], marked, *texts[i + 1 :]])
+        until = word.end
 
 
 # --- files ---------------------------------------------------------------------------------------

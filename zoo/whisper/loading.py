@@ -9,8 +9,9 @@ from engine import get_device
 from weights import Params, WeightError, names
 from weights.names import whisper as whisper_names
 from zoo.errors import UsageError
-from zoo.whisper import model, timing
+from zoo.whisper import model
 from zoo.whisper.context import Network
+from zoo.whisper.heads import heads_of
 from zoo.whisper.tokenizer import tokenizer_of
 from zoo.whisper.whisper import Whisper
 
@@ -44,9 +45,8 @@ def load(
     config = model.Config(**whisper_names.dims(tensors))
     weights.check(tensors, model.expected_shapes(config))
     tokenizer = tokenizer_of(checkpoint, config.n_vocab)
-    heads = timing.heads_of(
-        config.n_text_layer, config.n_text_head, checkpoint.metadata, checkpoint.path.stem
-    )
+    sizes = config.n_text_layer, config.n_text_head
+    heads = heads_of(*sizes, checkpoint.metadata, checkpoint.path.name, config.n_vocab)
     network = Network(Params(tensors), config, heads, device, dtype)
     whisper = Whisper(network, tokenizer, checkpoint.path.name)
     if tune:

@@ -120,7 +120,7 @@ def test_non_speech_tokens_are_symbols_only(tokenizer: Tokenizer) -> None:
     }
     assert not set(ids) & {i for text in (",", "-", "'", "?", ".") for i in tokenizer.encode(text)}
     assert not any(char.isalnum() for char in tokenizer.decode(ids))
-    assert len(ids) == (82 if tokenizer.multilingual else 81)
+    assert ids == tuple(sorted(set(ids)))
     assert tokenizer.decode(tokenizer.blank) == " "
 
 
@@ -271,8 +271,8 @@ def test_equals_openai_s_tokenizer(n_vocab: int) -> None:
     for name in same:
         assert getattr(ours, name) == getattr(theirs, name), name
     assert theirs.encoding.n_vocab == ours.n_vocab
-    assert ours.languages == theirs.all_language_codes
-    assert ours.language_ids == theirs.all_language_tokens
+    ids_of = dict(zip(theirs.all_language_codes, theirs.all_language_tokens))  # in no order
+    assert dict(zip(ours.languages, ours.language_ids)) == ids_of
     assert ours.sequence("ja", "translate") == theirs.sot_sequence
     with_no_times = theirs.sot_sequence_including_notimestamps
     assert ours.sequence("ja", "translate", timestamps=False) == with_no_times

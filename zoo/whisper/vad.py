@@ -14,6 +14,7 @@ FRAME_MS = 10
 DIGITAL_SILENCE = -80.0  # dB; quieter frames were cut or faded, and don't show the room's noise
 STEADY = 6.0  # dB; what stays within that is noise: syllables vary by 15 and more
 SYLLABLE, PHONE = 21, 5  # frames
+ACROSS = 0.8  # seconds, twice what clips are padded with
 
 
 def speech(
@@ -101,6 +102,20 @@ class Timeline:
         place = np.searchsorted(self._begins, frame - 1e-6 if end else frame + 1e-6) - 1
         i = int(np.clip(place, 0, len(self.clips) - 1))
         return seconds + float(self.clips[i][0] - self._begins[i]) * FRAME_MS / 1000
+
+    def placed(self, start: float, end: float) -> tuple[float, float]:
+        """What lasts from start to end, in seconds of the file.
+
+        Where it reaches a little way into one clip more, that is an error at a cut: it is left out.
+        """
+        inner = self._begins[1:-1] * FRAME_MS / 1000  # where clips meet
+        for cut in inner:
+            if start < cut < end and cut - start <= min(ACROSS, (end - start) / 2):
+                start = float(cut)
+        for cut in inner[::-1]:
+            if start < cut < end and end - cut <= min(ACROSS, (end - start) / 2):
+                end = float(cut)
+        return self.original(start), self.original(end, True)
 
 
 def _cut(clip: Clip, limit: int, quiet: np.ndarray | None) -> list[Clip]:

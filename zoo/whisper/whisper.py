@@ -11,7 +11,7 @@ from zoo.errors import UsageError
 from zoo.whisper import decode as decoding
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
-from zoo.whisper.transcribe import N_FRAMES, transcribe
+from zoo.whisper.transcribe import N_FRAMES, likeliest, transcribe
 from zoo.whisper.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
@@ -32,10 +32,12 @@ class Whisper:
         audio: Any,
         on_segment: Callable[[Segment], None] | None = None,
         progress: Callable[[float, float], None] | None = None,
+        on_language: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Transcript:
         """The text of a recording; see `zoo.whisper.transcribe.transcribe`."""
-        return transcribe(self, audio, on_segment, progress, **options)
+        told = on_segment, progress, on_language
+        return transcribe(self.network, self.tokenizer, audio, *told, **options)
 
     def encode(self, mel: np.ndarray) -> np.ndarray:
         """Audio features of one window or several: (…, n_mels, up to 3000) -> (…, 1500, C)."""
@@ -73,8 +75,7 @@ class Whisper:
         context = self._listening(mel)
         language = code_of(given.language) if given.language else "en"
         if self.tokenizer.multilingual and not given.language:
-            chances = decoding.detect_language(context, self.tokenizer)[0]
-            language = max(chances, key=chances.get)
+            language = likeliest(decoding.detect_language(context, self.tokenizer)[0])
         random = np.random.default_rng(seed)
         return decoding.decode(context, self.tokenizer, given, language, random)[0]
 

@@ -13,6 +13,8 @@ from weights import Params
 from zoo.errors import UserError
 from zoo.whisper import model
 
+FEW = 16  # tokens of a prompt without earlier text: quicker as rows than as tiles
+
 
 class Network:
     """A checkpoint's programs, compiled on first use; one `Context` per number of windows."""
@@ -123,7 +125,7 @@ class Rows:
 
         last = length - 1
         self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
-        self._prompt = network.program(prompt, length=(1, length))
+        self._prompts = {n: network.program(prompt, length=(1, n)) for n in (FEW, length)}
         self._step = network.program(step, start=(0, last))
         self._reorder = network.program(reorder, length=(1, length))
 
@@ -133,10 +135,11 @@ class Rows:
         Returns the logits after the tokens at `places`: (windows, places, n_vocab) float32.
         """
         length = len(ids[0])
-        padded = np.zeros((self.windows, self.network.config.n_text_ctx), np.int32)
+        size = next(size for size in self._prompts if size >= length)
+        padded = np.zeros((self.windows, size), np.int32)
         padded[:, :length] = ids
         tensor = self.network.tensor
-        return self._prompt(tensor(padded), tensor(places), length=length).numpy()
+        return self._prompts[size](tensor(padded), tensor(places), length=length).numpy()
 
     def step(self, ids: Sequence[int], start: int) -> np.ndarray:
         """Logits (rows, n_vocab) after one more token in each row, at position `start`."""

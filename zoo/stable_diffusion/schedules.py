@@ -78,12 +78,10 @@ def cut(
     """n times from the noisiest on, and the n + 1 noise levels that they lead through.
 
     `grid` says how a sampler wants its times: "int" whole ones, "float" fractions too, "extra"
-    whole ones of a schedule that is one longer, "lcm" those of a distilled model. `least_signal`
-    stands for a signal power of 0. UsageError for an `n` that there are not enough times for.
+    whole ones of a schedule that is one longer, "lcm" those of a distilled model. Signal powers
+    below `least_signal` count as that. UsageError for an `n` that there are too few times for.
     """
-    alphas = alphas_cumprod(options)
-    alphas[-1] = max(alphas[-1], least_signal)
-    table = sigmas_of(alphas)
+    table = sigmas_of(np.maximum(alphas_cumprod(options), least_signal))
     index = np.arange(len(table))
     times = _lcm_times(n, options) if grid == "lcm" else _times(grid, n, options, spacing)
     levels = np.interp(times, index, table)
@@ -94,8 +92,7 @@ def cut(
         low, high = (table[0], table[-1]) if grid == "extra" else (levels[-1], levels[0])
         levels = (karras if options.sigmas == "karras" else exponential)(low, high, n)
         times = np.interp(np.log(levels), np.log(table), index)
-        if grid == "extra":
-            times = np.round(times) if options.sigmas == "karras" else np.trunc(times)
+        times = np.round(times) if grid == "extra" else times
     if np.any(np.diff(levels) >= 0):
         raise UsageError(f"{n} steps are more than this sampler can tell apart")
     keeps_noise = grid == "int" and not options.set_alpha_to_one
@@ -138,8 +135,14 @@ _KEYS: dict[str, tuple[str, Any]] = {
     "original_inference_steps": ("lcm_steps", int),
     "timestep_scaling": ("timestep_scaling", float),
 }
-# What diffusers's classes take a key that the file leaves out for.
-_ABSENT = {"beta_start": 0.0001, "beta_end": 0.02, "beta_schedule": "linear", "steps_offset": 0}
+# What diffusers takes for a key that the file leaves out.
+_ABSENT: dict[str, Any] = {
+    "beta_start": 0.0001,
+    "beta_end": 0.02,
+    "beta_schedule": "linear",
+    "steps_offset": 0,
+    "set_alpha_to_one": True,
+}
 # Keys that would change pictures in ways that we lack, with the values that change nothing.
 _NEUTRAL: dict[str, tuple] = {
     "trained_betas": (None,),

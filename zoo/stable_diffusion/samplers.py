@@ -175,7 +175,7 @@ class Sampler:
 
     `grid` is how times are cut: "int" whole ones, "float" fractions too, "extra" whole ones of a
     schedule one longer, "lcm" a distilled model's. `spacing` and `eta` are defaults. `transitions`
-    is how many steps n calls of the UNet are good for; `least_signal` the least power that it stands.
+    is how many steps n calls of the UNet are good for; `least_signal` see `schedules.cut`.
     """
 
     name: str
@@ -205,7 +205,7 @@ SAMPLERS = {
         Sampler("PLMS", _plms, "int", "leading", ("PNDM", "PNDMScheduler"), 0.0, _one_less, 1e-16),
         Sampler("Euler", _ancestral, "float", "linspace", ("k_euler", "EulerDiscreteScheduler")),
         Sampler("Euler a", _ancestral, "float", "linspace", ("k_euler_a", "Euler ancestral",
-                "EulerAncestralDiscreteScheduler"), 1.0),
+                "k_euler_ancestral", "EulerAncestralDiscreteScheduler"), 1.0),
         # The mean of two slopes is of no use over a step from nearly no signal.
         Sampler("Heun", _heun, "float", "linspace", ("k_heun", "HeunDiscreteScheduler"), 0.0,
                 _half, 0.0045),

@@ -144,7 +144,9 @@ def _merged(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]
 def _package_data() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """CLIP's own vocabulary: letters, letters that end a word, merges, special tokens."""
     packed = resources.files("zoo.stable_diffusion").joinpath("clip_merges.txt.gz").read_bytes()
-    merges = [tuple(line.split(" ")) for line in gzip.decompress(packed).decode().splitlines()]
+    merges = [
+        tuple(line.split(" ")) for line in gzip.decompress(packed).decode().split("\n") if line
+    ]
     letters = [chr(point) for point in byte_alphabet()]
     ends = [letter + SUFFIX for letter in letters]
     tokens = [*letters, *ends, *(left + right for left, right in merges), BEGIN, END]
@@ -165,18 +167,37 @@ def from_folder(folder: Path, pad: int | None = None) -> Tokenizer:
     vocab_file, merges_file = folder / "vocab.json", folder / "merges.txt"
     if vocab_file.is_file() and merges_file.is_file():
         vocab, where = read_object(vocab_file), vocab_file
-        with open_file(merges_file) as file:
-            lines = file.read().decode("utf-8", "replace").splitlines()
-        merges = [line for line in lines if line and not line.startswith("#version")]
+        merges = [line for line in _lines(merges_file) if line and line[:8] != "#version"]
     else:
         where = folder / "tokenizer.json"
         if not where.is_file():
             expected = "vocab.json and merges.txt, or tokenizer.json"
             raise WeightError("the folder has no tokenizer", file=folder, expected=expected)
         vocab, merges = _from_json(where)
-    pairs = [tuple(m.split(" ")) if isinstance(m, str) else tuple(m) for m in merges]
-    _check(where, vocab, pairs)
+    pairs = [tuple(m.split(" ") if isinstance(m, str) else m) for m in merges if _is_merge(m)]
+    if len(pairs) < len(merges):
+        got = next(m for m in merges if not _is_merge(m))
+        raise WeightError("a merge is not two tokens", file=where, got=got)
+    _check(where, vocab)
     return Tokenizer(vocab, pairs, _pad_of(folder, vocab) if pad is None else pad)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        with open_file(path) as file:
+            # Not splitlines: a token may hold any of the other characters that end a line.
+            return file.read().decode("utf-8", "replace").replace("\r\n", "\n").split("\n")
+    except OSError as error:
+        raise WeightError(f"can't be read: {error.strerror or error}", file=path) from None
+
+
+def _is_merge(merge: object) -> bool:
+    parts = merge.split(" ") if isinstance(merge, str) else merge
+    return (
+        isinstance(parts, list)
+        and len(parts) == 2
+        and all(isinstance(part, str) and part for part in parts)
+    )
 
 
 def _from_json(path: Path) -> tuple[dict, list]:
@@ -193,15 +214,12 @@ def _from_json(path: Path) -> tuple[dict, list]:
     return {**vocab, **{str(row.get("content")): row.get("id") for row in rows}}, merges
 
 
-def _check(path: Path, vocab: Mapping, merges: Sequence[tuple]) -> None:
+def _check(path: Path, vocab: Mapping) -> None:
     if not all(type(id) is int and 0 <= id < 2**31 for id in vocab.values()):
         raise WeightError("an id is not a whole number from 0 on", file=path)
     for token in (BEGIN, END):
         if token not in vocab:
             raise WeightError(f"not CLIP's: the vocabulary lacks {token}", file=path)
-    for pair in merges:
-        if len(pair) != 2 or not all(isinstance(part, str) and part for part in pair):
-            raise WeightError("a merge is not two tokens", file=path, got=pair)
 
 
 def _pad_of(folder: Path, vocab: Mapping[str, int]) -> int | None:

@@ -130,7 +130,7 @@ def test_a_strength_out_of_range_is_refused(strength) -> None:
     ("name", "sampler", "sigmas"),
     [
         ("euler_a", "Euler a", "default"),
-        ("k_euler_ancestral", None, None),
+        ("k_euler_ancestral", "Euler a", "default"),
         ("k_euler_a", "Euler a", "default"),
         ("EulerAncestralDiscreteScheduler", "Euler a", "default"),
         ("DPM++ 2M Karras", "DPM++ 2M", "karras"),

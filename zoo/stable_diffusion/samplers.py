@@ -21,26 +21,10 @@ from typing import Any
 import numpy as np
 
 from zoo.errors import UsageError
-from zoo.stable_diffusion.schedules import SIGMAS, Options, cut
+from zoo.stable_diffusion.schedules import SIGMAS, Options, Schedule, cut
 
 Model = Callable[[np.ndarray, float], np.ndarray]  # (x of variance 1, time) -> noise or v
 Steps = Iterator[tuple[np.ndarray, np.ndarray]]  # (x, the picture it leads to) after each step
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Noise levels from first to last, for `calls` evaluations of the UNet.
-
-    `times` (n,) go with `sigmas` (n + 1,), whose last is where the sampler ends. Noise of variance
-    1 times `first` is where txt2img starts; img2img adds sigmas[0] times noise to its latent.
-    """
-
-    sampler: Sampler
-    times: np.ndarray
-    sigmas: np.ndarray
-    first: float
-    calls: int
-    options: Options
 
 
 @dataclass(frozen=True)
@@ -273,14 +257,9 @@ def make(
     first = float(sigmas[0] if is_sigma else np.hypot(sigmas[0], 1.0))
     calls = max(int(steps * strength), 1) if strength else 0
     if not calls:
-        return Schedule(method, times[:0], np.zeros(1), first, calls, options)
+        return Schedule(method.name, times[:0], np.zeros(1), first, calls, options)
     start = n - method.transitions(calls)
-    return Schedule(method, times[start:], sigmas[start:], first, calls, options)
-
-
-def add_noise(latent: np.ndarray, noise: np.ndarray, sigma: float) -> np.ndarray:
-    """The VAE's latent at a noise level: where img2img starts, and what a mask keeps."""
-    return latent + sigma * noise.astype(np.float64)
+    return Schedule(method.name, times[start:], sigmas[start:], first, calls, options)
 
 
 def sample(
@@ -298,7 +277,7 @@ def sample(
     array that it gives back takes the latent's place, as a mask's does. `eta` None is the
     sampler's own share of fresh noise.
     """
-    method = schedule.sampler
+    method = SAMPLERS[schedule.sampler]
     run = Run(model, schedule, noise, method.eta if eta is None else eta)
     steps = method.steps(x.astype(np.float64), run)
     last = len(schedule.times) - 1

@@ -43,6 +43,28 @@ class Options:
     timestep_scaling: float = 10.0
 
 
+@dataclass(frozen=True)
+class Schedule:
+    """Noise levels from first to last, for `calls` evaluations of the UNet.
+
+    `sampler` is a key of SAMPLERS. `times` (n,) go with `sigmas` (n + 1,), whose last is where the
+    sampler ends. Noise of variance 1 times `first` is where txt2img starts; img2img adds sigmas[0]
+    times noise to its latent (`add_noise`).
+    """
+
+    sampler: str
+    times: np.ndarray
+    sigmas: np.ndarray
+    first: float
+    calls: int
+    options: Options
+
+
+def add_noise(latent: np.ndarray, noise: np.ndarray, sigma: float) -> np.ndarray:
+    """The VAE's latent at a noise level: where img2img starts, and what a mask keeps."""
+    return latent + sigma * noise.astype(np.float64)
+
+
 def alphas_cumprod(options: Options) -> np.ndarray:
     """Signal power at each training time, float64 (train_steps,)."""
     n, low, high = options.train_steps, options.beta_start, options.beta_end

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.zoo.stable_diffusion import toy
-from zoo.stable_diffusion.samplers import SAMPLERS, add_noise, make, sample
-from zoo.stable_diffusion.schedules import Options
+from zoo.stable_diffusion.samplers import SAMPLERS, make, sample
+from zoo.stable_diffusion.schedules import Options, add_noise
 
 # The first three values after five steps (PLMS: six calls, which are five steps) with noise and
 # with v as the model's output; test_samplers_parity shows them equal to diffusers's.

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.zoo.stable_diffusion import toy
-from zoo.stable_diffusion.samplers import add_noise, make, sample
-from zoo.stable_diffusion.schedules import Options, read_config
+from zoo.stable_diffusion.samplers import make, sample
+from zoo.stable_diffusion.schedules import Options, add_noise, read_config
 
 pytestmark = pytest.mark.peers
 

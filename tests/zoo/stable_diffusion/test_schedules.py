@@ -146,7 +146,7 @@ def test_names_of_samplers(name, sampler, sigmas) -> None:
             make(name, 5)
     else:
         schedule = make(name, 5)
-        assert (schedule.sampler.name, schedule.options.sigmas) == (sampler, sigmas)
+        assert (schedule.sampler, schedule.options.sigmas) == (sampler, sigmas)
 
 
 def test_the_configuration_of_sd1_is_the_default() -> None:

@@ -14,7 +14,7 @@ Crowson's k-diffusion; DPM++, Lu et al. 2022; LCM, Luo et al. 2023; UniPC, Zhao 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ from zoo.errors import UsageError
 from zoo.stable_diffusion.schedules import SIGMAS, Options, Schedule, cut
 
 Model = Callable[[np.ndarray, float], np.ndarray]  # (x of variance 1, time) -> noise or v
-Steps = Iterator[tuple[np.ndarray, np.ndarray]]  # (x, the picture it leads to) after each step
+# Gives (x, the picture that it leads to) after each step, and is sent the x to go on from.
+Steps = Generator[tuple[np.ndarray, np.ndarray], np.ndarray, None]
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Run:
     def output(self, x: np.ndarray, i: int) -> np.ndarray:
         """What the UNet says about a latent at level i."""
         scaled = x / np.hypot(self.schedule.sigmas[i], 1.0)
-        return self.model(scaled.astype(np.float32), self.schedule.times[i]).astype(np.float64)
+        time = float(self.schedule.times[i])
+        return self.model(scaled.astype(np.float32), time).astype(np.float64)
 
     def split(self, x: np.ndarray, output: np.ndarray, i: int) -> tuple[np.ndarray, np.ndarray]:
         """(x0, eps) that the UNet's output means for a latent at level i."""
@@ -88,7 +90,7 @@ def _plms(x: np.ndarray, run: Run) -> Steps:
     past: list[np.ndarray] = []
     for i, sigma, to in run.steps():
         past = [run.output(x, i), *past[:3]]
-        # Combining outputs before turning them into noise matters for v alone; so do diffusers.
+        # The outputs are combined, and then turned into noise: another result for v only.
         combined = sum(weight * output for weight, output in zip(_ADAMS[len(past) - 1], past))
         x0, eps = run.split(x, combined, i)
         if i < corrected:
@@ -104,15 +106,15 @@ def _extrapolated(now: np.ndarray, before: np.ndarray, sigmas: np.ndarray, i: in
 
 
 def _dpmpp_2m(x: np.ndarray, run: Run) -> Steps:
-    """DPM-Solver++(2M); with `eta` the same for the stochastic equation."""
+    """DPM-Solver++(2M); with `eta` 1 the same for the stochastic equation, 0.5 half-way there."""
     before = None
     for i, sigma, to in run.steps():
         x0, _ = run.predict(x, i)
         r = to / sigma
         aim = x0 if before is None or to == 0 else _extrapolated(x0, before, run.schedule.sigmas, i)
-        keep = r * r if run.eta else r
+        keep, up = r ** (1 + run.eta), to * (1 - r ** (2 * run.eta)) ** 0.5
         before, x = x0, keep * x + (1 - keep) * aim
-        x = yield (x + to * (1 - r * r) ** 0.5 * run.noise() if run.eta else x), x0
+        x = yield (x + up * run.noise() if run.eta else x), x0
 
 
 def _unipc(x: np.ndarray, run: Run) -> Steps:
@@ -274,8 +276,8 @@ def sample(
 
     `model(latent, time)` is given latents of variance 1. After each step `callback(i, x, picture)`
     sees the latent, at noise level sigmas[i + 1], and the finished one that it leads to so far; an
-    array that it gives back takes the latent's place, as a mask's does. `eta` None is the
-    sampler's own share of fresh noise.
+    array that it gives back takes the latent's place, as a mask's does. `eta` is how much of the
+    noise that DDIM, Euler and DPM++ take away is made anew; None is the sampler's own share.
     """
     method = SAMPLERS[schedule.sampler]
     run = Run(model, schedule, noise, method.eta if eta is None else eta)

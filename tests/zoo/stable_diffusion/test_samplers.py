@@ -110,6 +110,15 @@ def test_euler_a_without_fresh_noise_is_euler_and_ddim_with_it_is_euler_a() -> N
     assert np.abs(run("DDIM", 1.0) - run("DDIM", 0.0)).max() > 0.01
 
 
+def test_dpmpp_2m_with_fresh_noise_is_its_stochastic_form() -> None:
+    def run(name, eta):
+        schedule = make(name, 8)
+        return sample(toy.model, toy.normals(), schedule, toy.fresh_noise(), eta=eta)
+
+    np.testing.assert_array_equal(run("DPM++ 2M", 1.0), run("DPM++ 2M SDE", None))
+    np.testing.assert_array_equal(run("DPM++ 2M SDE", 0.0), run("DPM++ 2M", None))
+
+
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_no_steps_leave_the_latent_alone(name) -> None:
     schedule = make(name, 20, strength=0)

@@ -161,7 +161,8 @@ class Sampler:
 
     `grid` is how times are cut: "int" whole ones, "float" fractions too, "extra" whole ones of a
     schedule one longer, "lcm" a distilled model's. `spacing` and `eta` are defaults. `transitions`
-    is how many steps n calls of the UNet are good for; `least_signal` see `schedules.cut`.
+    is how many steps n calls of the UNet are good for. `least_signal` stands for none in a model's
+    training (zero terminal SNR); 0 if the sampler is of no use then, its first step being too long.
     """
 
     name: str
@@ -192,9 +193,8 @@ SAMPLERS = {
         Sampler("Euler", _ancestral, "float", "linspace", ("k_euler", "EulerDiscreteScheduler")),
         Sampler("Euler a", _ancestral, "float", "linspace", ("k_euler_a", "Euler ancestral",
                 "k_euler_ancestral", "EulerAncestralDiscreteScheduler"), 1.0),
-        # The mean of two slopes is of no use over a step from nearly no signal.
         Sampler("Heun", _heun, "float", "linspace", ("k_heun", "HeunDiscreteScheduler"), 0.0,
-                _half, 0.0045),
+                _half, least_signal=0.0),
         Sampler("DPM++ 2M", _dpmpp_2m, "extra", "linspace", ("k_dpmpp_2m", "dpmpp_2m", "dpmpp2m",
                 "DPMSolverMultistepScheduler")),
         Sampler("DPM++ 2M SDE", _dpmpp_2m, "extra", "linspace", ("k_dpmpp_2m_sde",
@@ -251,6 +251,8 @@ def make(
         raise UsageError(f"the strength must be from 0 to 1, got {strength:g}")
     if not 1 <= steps <= options.train_steps:
         raise UsageError(f"steps must be from 1 to {options.train_steps}, got {steps}")
+    if options.zero_snr and not method.least_signal:
+        raise UsageError(f"{method.name} can't begin with noise alone, as this model has to")
     spacing = options.spacing or method.spacing
     n = method.transitions(steps)
     times, sigmas = cut(method.grid, n, options, spacing, method.least_signal)

@@ -100,8 +100,8 @@ def cut(
     """n times from the noisiest on, and the n + 1 noise levels that they lead through.
 
     `grid` says how a sampler wants its times: "int" whole ones, "float" fractions too, "extra"
-    whole ones of a schedule that is one longer, "lcm" those of a distilled model. Signal powers
-    below `least_signal` count as that. UsageError for an `n` that there are too few times for.
+    whole ones of a schedule that is one longer, "lcm" those of a distilled model. `least_signal`
+    stands for a signal power of 0. UsageError for an `n` that there are too few times for.
     """
     table = sigmas_of(np.maximum(alphas_cumprod(options), least_signal))
     index = np.arange(len(table))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.zoo.stable_diffusion import toy
+from zoo.errors import UsageError
 from zoo.stable_diffusion.samplers import SAMPLERS, make, sample
 from zoo.stable_diffusion.schedules import Options, add_noise
 
@@ -126,9 +127,17 @@ def test_no_steps_leave_the_latent_alone(name) -> None:
     np.testing.assert_array_equal(sample(toy.model, latent, schedule, toy.fresh_noise()), latent)
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_zero_terminal_snr_stays_finite(name) -> None:
-    schedule = make(name, 5, Options(prediction="v_prediction", zero_snr=True, spacing="trailing"))
+@pytest.mark.parametrize("steps", [1, 5, 50])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "Heun"])
+def test_zero_terminal_snr_stays_finite(name, steps) -> None:
+    options = Options(prediction="v_prediction", zero_snr=True, spacing="trailing")
+    schedule = make(name, steps, options)
     x = toy.normals() * schedule.first
     result = sample(toy.model, x, schedule, toy.fresh_noise())
     assert np.isfinite(result).all() and np.abs(result).max() < 10
+
+
+def test_heun_does_not_take_zero_terminal_snr() -> None:
+    """Its first step's two slopes differ by little, times a step of thousands."""
+    with pytest.raises(UsageError, match="Heun can't begin with noise alone"):
+        make("Heun", 20, Options(zero_snr=True))

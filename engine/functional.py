@@ -48,20 +48,22 @@ def layer_norm(p: Any, x: Tensor, eps: float = 1e-5) -> Tensor:
     return out + p.bias if "bias" in p else out
 
 
-def group_norm(p: Any, x: Tensor, groups: int, eps: float = 1e-5) -> Tensor:
+def group_norm(p: Any, x: Tensor, groups: int, eps: float = 1e-5, axis: int = 1) -> Tensor:
     """layer_norm over each group of channels, all places together (Wu & He 2018).
 
-    x (B, C, …); p.weight and p.bias, where they are there, (C,). Returns float32. Raises ShapeError
-    if the groups don't divide the channels.
+    x (B, …) with its channels on `axis`; p.weight and p.bias, where they are there, (C,). Returns
+    float32. Raises ShapeError if the groups don't divide the channels.
     """
-    batch, channels, *space = x.shape
+    axis = axis % x.ndim
+    channels = x.shape[axis]
     if channels % groups:
         raise ShapeError(f"group_norm: {groups} groups don't divide the channels of {[*x.shape]}")
-    parts = x.float().reshape(batch, groups, channels // groups, -1)
-    centred = parts - parts.mean((2, 3), keepdim=True)
-    scaled = centred * (centred.square().mean((2, 3), keepdim=True) + eps).rsqrt()
+    parts = x.float().reshape(*x.shape[:axis], groups, channels // groups, *x.shape[axis + 1 :])
+    inner = tuple(a for a in range(1, parts.ndim) if a != axis)
+    centred = parts - parts.mean(inner, keepdim=True)
+    scaled = centred * (centred.square().mean(inner, keepdim=True) + eps).rsqrt()
     out = scaled.reshape(*x.shape)
-    each = (channels, *(1,) * len(space))
+    each = (channels, *(1,) * (x.ndim - axis - 1))
     out = out * p.weight.reshape(*each) if "weight" in p else out
     return out + p.bias.reshape(*each) if "bias" in p else out
 

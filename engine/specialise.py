@@ -31,13 +31,13 @@ _packings: dict[tuple[str, Layout, Node], Packing] = {}
 class Recipes:
     """What schedule.Specialise asks for.
 
-    exact: float32 factors are multiplied as they are; otherwise recipes may round them to what the
-    device multiplies fast, as far as `--dtype auto` allows.
+    terms: how many terms of what the device multiplies fast may stand for a float32 factor; 0 if it
+    is multiplied as it is.
     """
 
-    def __init__(self, device: Device, name: str, exact: bool) -> None:
+    def __init__(self, device: Device, name: str, terms: int) -> None:
         self.name = name
-        self.settings = Settings(device.target, exact, self._pack, self._form)
+        self.settings = Settings(device.target, terms, self._pack, self._form)
         self.taken: dict[Kernel, bool] = {}
         self.forms: dict[Node, tuple[Node, list[Storage]]] = {}
         self.pending: dict[tuple, tuple[Packing, list[Storage], Storage]] = {}
@@ -99,12 +99,12 @@ def _allocate(places: list[Storage], device: Device) -> None:
             place.data = device.part(arena, offset, place.nbytes)
 
 
-def specialised(nodes: Sequence[Node], device_name: str, exact: bool = True) -> Schedule:
+def specialised(nodes: Sequence[Node], device_name: str, terms: int = 0) -> Schedule:
     """The schedule of nodes by the device's recipes, all weights packed for it."""
     device = get_device(device_name)
     if device.target is None:  # it evaluates kernels itself
         return schedule(nodes, device_name)
-    recipes = Recipes(device, device_name, exact)
+    recipes = Recipes(device, device_name, terms)
     plan = schedule(nodes, device_name, recipes)
     recipes.finish()
     return plan

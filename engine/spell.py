@@ -215,6 +215,7 @@ class Speller:
     def _index(self, e: Int, lane: Expr | None, lanes: int) -> str:
         if lane is None or lanes == 1:
             return c_index(e)
+        e = _of_all_lanes(e, lane, lanes)
         found = linear_in(e, lane)
         if found is None:
             each = [c_index(substitute(e, {lane: i})) for i in range(lanes)]
@@ -228,8 +229,9 @@ class Speller:
     def _load(self, value: Value) -> str:
         address: Address = value.arg
         lanes, dtype = value.lanes, value.dtype
-        scalar_guard = [g for g in address.guard if address.lane not in _vars(g)]
-        lane_guard = [g for g in address.guard if address.lane in _vars(g)]
+        guards = [_of_all_lanes(g, address.lane, lanes) for g in address.guard]
+        scalar_guard = [g for g in guards if address.lane not in _vars(g)]
+        lane_guard = [g for g in guards if address.lane in _vars(g)]
         start = self.vector_start(address, dtype) if lanes > 1 and not lane_guard else None
         kind = self.memory(dtype)
         if lanes == 1:
@@ -367,6 +369,20 @@ def _guarded(text: str, guard: Sequence[Int], otherwise: str) -> str:
     if not guard:
         return text
     return f"(({' && '.join(c_index(g) for g in guard)}) ? {text} : {otherwise})"
+
+
+def _of_all_lanes(guard: Int, lane: Expr | None, lanes: int) -> Int:
+    """A comparison without its lane if it is the same for all, as at the border of a whole vector.
+
+    A difference r + k or r - k of two numbers passes 0 between vectors if r is known modulo lanes.
+    """
+    if lanes == 1 or lane not in _vars(guard) or guard.op != "lt":
+        return guard
+    found = linear_in(guard.args[0] - guard.args[1], lane)
+    if found is None or found[0] not in (1, -1):
+        return guard
+    first = 0 if found[0] == 1 else lanes - 1
+    return substitute(guard, {lane: 0}) if found[1] % lanes == first else guard
 
 
 def _vars(e: Int) -> frozenset[Expr]:

@@ -1,7 +1,8 @@
 """Folders of shards, as Hugging Face lays them out: safetensors, or else PyTorch files.
 
 A folder has an index, JSON whose `weight_map` says which file has each tensor, or one file of the
-usual name, or several files without an index. `.metadata` is its `config.json`.
+usual name, or several files without an index. `.metadata` is its `config.json`, and what
+`generation_config.json` says of Whisper's heads.
 """
 
 from __future__ import annotations
@@ -43,6 +44,10 @@ def load(path: Path, device: str | None = None) -> Checkpoint:
     """
     config = path / "config.json"
     metadata = read_object(config) if config.is_file() else {}
+    generation = path / "generation_config.json"
+    if metadata.get("model_type") == "whisper" and generation.is_file():
+        heads = read_object(generation).get("alignment_heads")
+        metadata |= {"alignment_heads": heads} if heads else {}
     return Checkpoint(path, "huggingface", metadata, _entries(path), device)
 
 

@@ -203,7 +203,7 @@ def run(command: Callable[[], int | None], name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except user_errors() as error:
-        note(f"{name}: {_describe(error)}")
+        note(f"{name}: {describe(error)}")
         return getattr(error, "exit_code", 1)
 
 
@@ -242,7 +242,8 @@ def user_errors() -> tuple[type[BaseException], ...]:
     return tuple(found)
 
 
-def _describe(error: BaseException) -> str:
+def describe(error: BaseException) -> str:
+    """What a user's mistake was, on one line, with the file it is about."""
     if isinstance(error, MemoryError):
         return "out of memory; a smaller --ctx or a smaller model needs less"
     if isinstance(error, OSError) and error.strerror:

@@ -35,7 +35,7 @@ REWRITES = (vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 
-def _rewrite_product(node: Node, settings: Settings) -> Node | None:
+def rewrite_product(node: Node, settings: Settings) -> Node | None:
     """A sum of products by an INTRINSIC, None where no recipe has a better way."""
     found = product.find(node)
     if found is None:
@@ -48,14 +48,15 @@ def _rewrite_product(node: Node, settings: Settings) -> Node | None:
     return None
 
 
-# each goes through the whole graph: what consists of several products has to come before them
+# Each goes through the whole graph: what consists of several products has to come before them,
+# and what asks how numbers lie in memory after those that decide it.
 PASSES = (
-    groups.rewrite,
     attention.rewrite,
     few_queries.rewrite,
     conv.rewrite,
     winograd.rewrite,
-    _rewrite_product,
+    rewrite_product,
+    groups.rewrite,
 )
 
 

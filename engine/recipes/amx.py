@@ -13,6 +13,7 @@ from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
 from engine.recipes import asm, blocks
+from engine.recipes import terms as split
 from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL, Layout
 from engine.recipes.product import Product, multiplied
@@ -89,20 +90,23 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     if upper(m) < 2 or upper(n) < PANEL // 2 or k < DEEP // 2:
         return None
     weight = settings.is_weight(found.right)
+    kind = settings.blocks(found.right)
+    terms = 1
     if not (is_bfloat16(found.left) and is_bfloat16(found.right)):
-        if settings.exact or not weight or upper(m) < FEWEST:
+        if not settings.terms or not weight or upper(m) < FEWEST:
             return None
+        terms = settings.terms if kind is None else 1
     operand = _as_it_lies(found.left)
     view = operand and operand.view
-    left = operand.base if operand else g.packed(left_tiles(found.left))
-    depth = -(-k // DEEP) * DEEP
-    kind = settings.blocks(found.right)
+    left = operand.base if operand else g.packed(left_tiles(split.left(found.left, terms, 2)))
+    factor = split.right(found.right, terms, 2)
+    depth = -(-factor.shape[2] // DEEP) * DEEP
     if kind is not None:
         right = settings.pack(found.right, blocks.pack)
     elif weight:
-        right = settings.pack(found.right, right_tiles)
+        right = settings.pack(factor, right_tiles)
     else:
-        right = g.packed(right_tiles(found.right))
+        right = g.packed(right_tiles(factor))
     return g.intrinsic(Tiles(depth, m, n, kind, view), (left, right))
 
 

@@ -13,6 +13,7 @@ from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
 from engine.recipes import asm
+from engine.recipes import terms as split
 from engine.recipes.amx import (
     DEEP,
     NEEDED,
@@ -142,18 +143,25 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     if found is None or upper(found.queries.shape[1]) < FEWEST:
         return None
     parts = (found.queries, found.keys, found.values)
-    if settings.exact and not all(is_bfloat16(x) for x in parts):
+    terms = 1 if all(is_bfloat16(x) for x in parts) else settings.terms
+    if not terms:
         return None
     if not all(isinstance(x.shape[2], int) and isinstance(x.shape[0], int) for x in parts):
         return None
     scale = g.const(found.scale * LOG2E, dt.float32, found.queries.shape)
-    queries = g.packed(left_tiles(g.binary(Op.MUL, found.queries, scale)))
-    keys = g.packed(right_tiles(found.keys))
-    values = g.packed(right_tiles(g.permute(found.values, (0, 2, 1))))
-    depth, width = queries.shape[2] * DEEP, found.values.shape[2]
+    queries = split.left(g.binary(Op.MUL, found.queries, scale), terms, 2)
+    queries = g.packed(left_tiles(queries))
+    keys = g.packed(right_tiles(split.right(found.keys, terms, 2)))
+    values = found.values if terms == 1 else split.join(split.parts(found.values), 2)
+    packed = g.packed(right_tiles(g.permute(values, (0, 2, 1))))
+    depth, width = queries.shape[2] * DEEP, values.shape[2]
     rows, seen = found.queries.shape[1], found.keys.shape[1]
     spec = Flash(depth, width, found.heads, rows, seen, found.visible)
-    return found.product.restored(g.intrinsic(spec, (queries, keys, values)))
+    out = g.intrinsic(spec, (queries, keys, packed))
+    if terms > 1:
+        halves = g.reshape(out, (*out.shape[:2], 2, width // 2))
+        out = g.reshape(g.reduce(halves, "add", (2,)), (*out.shape[:2], width // 2))
+    return found.product.restored(out)
 
 
 # --- the instructions ------------------------------------------------------------------------

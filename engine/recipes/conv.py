@@ -18,6 +18,7 @@ from engine import graph as g
 from engine.graph import Node, Op
 from engine.memory import SLACK
 from engine.recipes import asm
+from engine.recipes import terms as split
 from engine.recipes.amx import DEEP, FEWEST, NEEDED, is_bfloat16, right_tiles, right_values
 from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL
@@ -102,15 +103,18 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     if not all(isinstance(n, int) for n in found.x.shape):
         return None
     is_weight = settings.is_weight(found.weight)
+    terms = 1
     if not (is_bfloat16(found.x) and is_bfloat16(found.weight)):
-        if settings.exact or not is_weight or found.x.shape[0] * prod(found.out) < FEWEST:
+        terms = settings.terms
+        if not terms or not is_weight or found.x.shape[0] * prod(found.out) < FEWEST:
             return None
     channels, taps = found.x.shape[1], prod(found.weight.shape[2:])
     if channels < FEWEST_CHANNELS or not 2 <= taps <= MOST_TAPS:
         return None
     source, (y, x) = _slides(found)
+    source = split.left(source, terms, 1)
     frame = frame_of(y, x)
-    weights = _weights(found.weight)
+    weights = _weights(split.right(found.weight, terms, 1))
     weights = settings.pack(weights, right_tiles) if is_weight else g.packed(right_tiles(weights))
     rows = y.places * frame.width
     spec = Conv(frame.offsets, x.stride, rows, weights.shape[1] * PANEL)

@@ -12,14 +12,15 @@ from engine.recipes import blocks
 
 @dataclass
 class Settings:
-    """target: the device. exact: float32 factors are multiplied as they are, never rounded.
+    """target: the device. terms: the bfloat16 terms that a float32 factor may be rounded to (see
+    terms.py), 0 if it has to be multiplied as it is.
 
     pack(weight, layout) gives the BUFFER of layout(weight), a node over weights: it is computed
     now, once for all graphs. form(weight) is the same node for all weights made in the same way.
     """
 
     target: Target
-    exact: bool
+    terms: int
     pack: Callable[[Node, Callable[[Node], Node]], Node]
     form: Callable[[Node], Node]
     _blocks: dict[Node, blocks.Layout | None] = field(default_factory=dict)

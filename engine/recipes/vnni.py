@@ -74,7 +74,7 @@ class Dots:
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
     """The product by int8 dots, if its right factor is quantised and its rows are few."""
-    if not NEEDED <= settings.target.features or settings.exact:
+    if not NEEDED <= settings.target.features or not settings.terms:
         return None
     if found.left.shape[0] != 1 or upper(found.left.shape[1]) > ROWS:
         return None

@@ -21,6 +21,7 @@ from engine import dtype as dt
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, buffer, rebuild, spelled_out, toposort
 from engine.prepare import prepare
+from engine.program import PRECISIONS
 from engine.recipes.amx import Tiles
 from engine.recipes.vnni import Dots
 from engine.runtime.reference import load
@@ -102,7 +103,7 @@ class Recipe:
     def __init__(
         self, function: Callable, precision: str = "auto", **limits: tuple[int, int]
     ) -> None:
-        self.device, self.function, self.exact = cpu(), function, precision == "f32"
+        self.device, self.function, self.terms = cpu(), function, PRECISIONS[precision]
         self.program = program(function, precision=precision, **limits)
         self.variables = {name: Var(name, *ends) for name, ends in limits.items()}
 
@@ -110,7 +111,7 @@ class Recipe:
         values = {self.variables[name]: n for name, n in ints.items()}
         nodes = self._nodes(inputs)
         exact = on_reference(nodes, values)
-        recipes = Recipes(self.device, self.device.name, self.exact)
+        recipes = Recipes(self.device, self.device.name, self.terms)
         new = nodes
         for rewrite in recipes.passes:
             new = _rewritten(new, {}, rewrite)

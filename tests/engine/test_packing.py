@@ -36,7 +36,7 @@ def copies(weight: Tensor) -> list[Storage]:
 
 
 def packed_on_device(factor: Node) -> Node:
-    recipes = specialise.Recipes(cpu(), cpu().name, exact=False)
+    recipes = specialise.Recipes(cpu(), cpu().name, terms=1)
     place = recipes.settings.pack(factor, blocks.pack)
     recipes.finish()
     return place

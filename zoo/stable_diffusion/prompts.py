@@ -89,22 +89,24 @@ def chunks(tokenizer: Tokenizer, prompt: str, weighted: bool = True) -> list[Chu
     A chunk that is full ends after its last comma, if that is among its last 20 tokens.
     `weighted` False takes brackets and BREAK for text.
     """
-    comma = tokenizer.encode(",")[-1:]
+    comma = tuple(tokenizer.encode(","))
     done: list[list[tuple[int, float]]] = [[]]
     for text, weight in parse(prompt) if weighted else [(prompt, 1.0)]:
         if weighted and text == BREAK:
             done.append([])
             continue
-        for id in tokenizer.encode(text):
-            if len(done[-1]) == ROOM:
-                done.append([] if [id] == comma else _after_comma(done[-1], comma))
-            done[-1].append((id, weight))
+        for ids in tokenizer.groups(text):
+            if len(done[-1]) == ROOM and ids != comma:
+                done.append(_after_comma(done[-1], comma))
+            elif len(done[-1]) + len(ids) > ROOM:
+                done.append([])
+            done[-1] += ((id, weight) for id in ids)
     return [_framed(tokenizer, tokens) for tokens in done]
 
 
-def _after_comma(full: list[tuple[int, float]], comma: list[int]) -> list[tuple[int, float]]:
+def _after_comma(full: list[tuple[int, float]], comma: tuple[int, ...]) -> list[tuple[int, float]]:
     """Take what follows the last comma off a full chunk, to begin the next one with."""
-    commas = [i for i in range(ROOM - _BACK, ROOM) if [full[i][0]] == comma]
+    commas = [i for i in range(ROOM - _BACK, ROOM) if (full[i][0],) == comma]
     at = commas[-1] + 1 if commas else ROOM
     rest = full[at:]
     del full[at:]
@@ -113,7 +115,7 @@ def _after_comma(full: list[tuple[int, float]], comma: list[int]) -> list[tuple[
 
 def _framed(tokenizer: Tokenizer, tokens: Sequence[tuple[int, float]]) -> Chunk:
     ids = tokenizer.framed([id for id, _ in tokens])
-    weights = [1.0, *(weight for _, weight in tokens)]
+    weights = [1.0, *(weight for _, weight in tokens[:ROOM])]
     return Chunk(tuple(ids), tuple(weights + [1.0] * (len(ids) - len(weights))))
 
 

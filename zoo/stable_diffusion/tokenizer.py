@@ -50,8 +50,8 @@ class Tokenizer:
         self.pad = self.end if pad is None else pad
         self.words = {name.lower(): tuple(ids) for name, ids in (words or {}).items()}
         self._ranks = {pair: rank for rank, pair in enumerate(merges)}
-        longest_first = sorted(self.words, key=len, reverse=True)
-        names = "|".join(_as_word(name) for name in longest_first if name)
+        longest_first = sorted(filter(None, self.words), key=len, reverse=True)
+        names = "|".join(_as_word(name) for name in longest_first)
         special = f"{re.escape(BEGIN)}|{re.escape(END)}"
         self._special = re.compile(f"({special}|(?i:{names}))" if names else f"({special})")
 
@@ -61,14 +61,18 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text of any length, without those of begin and end."""
-        ids: list[int] = []
+        return [id for group in self.groups(text) for id in group]
+
+    def groups(self, text: str) -> Iterator[tuple[int, ...]]:
+        """The same, one by one but for the ids of one of `words`, which belong together."""
         # Every second part is a word with ids of its own.
         for i, part in enumerate(self._special.split(html.unescape(html.unescape(scrub(text))))):
             if i % 2 == 0:
-                ids += (id for word in _words(part) for id in self._ids(word))
+                yield from ((id,) for word in _words(part) for id in self._ids(word))
+            elif part in (BEGIN, END):
+                yield (self.vocab[part],)
             else:
-                ids += self.words.get(part.lower()) or (self.vocab[part],)
-        return ids
+                yield self.words[part.lower()]
 
     def framed(self, ids: Sequence[int]) -> list[int]:
         """Exactly 77 ids: begin, the first 75 of `ids`, end, padding."""

@@ -37,7 +37,7 @@ class Segment:
 
 @dataclass
 class Transcript:
-    """A whole recording: its text, the code of its language, its segments, its length in seconds."""
+    """A whole recording: its text, its language's code, its segments, its length in seconds."""
 
     text: str
     language: str

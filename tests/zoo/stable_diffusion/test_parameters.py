@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zoo.errors import UserError
@@ -83,6 +83,7 @@ tricky = st.one_of(
 labels = st.from_regex(r"[A-Za-z][A-Za-z0-9 /-]{0,20}[a-z]", fullmatch=True)
 
 
+@settings(deadline=None)
 @given(tricky, tricky, st.dictionaries(labels, tricky, max_size=5))
 @example("Negative prompt: x", "y", {})
 @example("a\nSteps: 20, Seed: 1", "", {})
@@ -93,6 +94,7 @@ def test_every_text_comes_back_as_it_was(prompt, negative, settings) -> None:
     assert parse(write(parameters)) == parameters
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from('aS ,:"\\\n')))
 def test_any_text_can_be_read(text) -> None:
     parse(text)

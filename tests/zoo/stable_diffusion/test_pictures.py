@@ -50,7 +50,7 @@ def test_a_png_holds_the_very_pixels_and_the_same_bytes_every_time(tmp_path) -> 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(text, text, st.sampled_from([".png", ".jpg", ".webp"]))
 def test_any_prompt_comes_back_from_a_file(tmp_path_factory, prompt, negative, kind) -> None:
     path = tmp_path_factory.mktemp("pictures") / f"x{kind}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zoo.stable_diffusion import tokenizer
@@ -59,6 +59,7 @@ def test_pieces_and_their_weights(prompt, expected) -> None:
     assert [weight for _, weight in found] == pytest.approx([weight for _, weight in expected])
 
 
+@settings(deadline=None)
 @given(st.text(st.sampled_from("()[]\\:1.2- ,abBREAK\n"), max_size=60))
 def test_any_text_parses_to_finite_weights(prompt) -> None:
     pieces = parse(prompt)
@@ -68,6 +69,7 @@ def test_any_text_parses_to_finite_weights(prompt) -> None:
     assert all(any(c == letter for letter in letters) for text, _ in pieces for c in text)
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(exclude_characters="()[]\\:", exclude_categories=["Cs"])))
 def test_text_without_brackets_is_one_piece(prompt) -> None:
     if BREAK not in prompt:
@@ -113,6 +115,14 @@ def test_a_full_chunk_ends_after_a_late_comma(before, expected) -> None:
     prompt = "a " * before + ", " + "b " * (150 - before if before != 40 else 90)
     found = chunks(TOKENIZER, prompt)
     assert [sum(i < 49406 for i in chunk.ids) for chunk in found] == expected
+
+
+def test_the_vectors_of_one_word_stay_in_one_chunk() -> None:
+    chosen = TOKENIZER.with_words({"<toy>": range(50_000, 50_008)})
+    first, second = chunks(chosen, "a " * 70 + "<toy> b")
+    assert first.ids[71] == END and second.ids[1:11] == (*range(50_000, 50_008), B, END)
+    first, second = chunks(chosen, "a " * 67 + "(<toy>:1.5)" + " b")
+    assert first.weights[68:76] == (1.5,) * 8 and second.ids[1:3] == (B, END)
 
 
 def test_break_begins_a_chunk() -> None:

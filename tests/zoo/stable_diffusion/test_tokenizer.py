@@ -9,7 +9,7 @@ import random
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weights import WeightError
@@ -99,6 +99,7 @@ def slow_merges(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
         parts = joined
 
 
+@settings(deadline=None)
 @given(st.text("abcdehilnorst", min_size=1, max_size=40))
 def test_merging_equals_a_plain_bpe(word) -> None:
     ranks = {pair: rank for rank, pair in enumerate(TOKENIZER.merges)}
@@ -106,6 +107,7 @@ def test_merging_equals_a_plain_bpe(word) -> None:
     assert TOKENIZER.encode(word) == expected
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80))
 def test_any_text_has_ids_of_the_vocabulary(text) -> None:
     assert all(0 <= i < 49408 for i in TOKENIZER.encode(text))

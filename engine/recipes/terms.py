@@ -1,0 +1,44 @@
+"""A product of float32 numbers as products of bfloat16 ones, as exact as the caller asks for.
+
+A number is the sum of two bfloat16 terms but for 2**-17 of it. (a + a') (b + b') without a' b' is
+one product that is three times as deep: (a, a', a) by (b, b, b').
+Source: Henry, Tang, Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
+Higher-Precision Computations" (2019).
+"""
+
+from __future__ import annotations
+
+from engine import dtype as dt
+from engine import graph as g
+from engine.graph import Node, Op
+
+
+def left(x: Node, terms: int, axis: int) -> Node:
+    """A left factor that is summed along `axis`, to be rounded to so many bfloat16 terms."""
+    a, b = parts(g.packed(x)) if terms > 1 else (x, x)  # made once, not once for each of the three
+    return join((a, b, a), axis) if terms > 1 else x
+
+
+def right(x: Node, terms: int, axis: int) -> Node:
+    """The right factor for it."""
+    a, b = parts(x) if terms > 1 else (x, x)
+    return g.packed(join((a, a, b), axis)) if terms > 1 else x
+
+
+def parts(x: Node) -> tuple[Node, Node]:
+    """The bfloat16 number next to each, and what it lacks; both float32."""
+    near = g.cast(g.cast(x, dt.bfloat16), dt.float32)
+    minus = g.binary(Op.MUL, near, g.const(-1.0, dt.float32, near.shape))
+    return near, g.binary(Op.ADD, x, minus)
+
+
+def join(nodes: tuple[Node, ...], axis: int) -> Node:
+    """Nodes of one shape, one after another along an axis."""
+    size = nodes[0].shape[axis]
+    total = None
+    for n, node in enumerate(nodes):
+        sides = [(0, 0)] * len(node.shape)
+        sides[axis] = (n * size, (len(nodes) - 1 - n) * size)
+        padded = g.pad(node, tuple(sides))
+        total = padded if total is None else g.binary(Op.ADD, total, padded)
+    return total

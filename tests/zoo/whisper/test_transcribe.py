@@ -1,0 +1,188 @@
+"""The real tiny.en and base on real speech: tokens, times and texts of openai/whisper in float32.
+
+Pinned from openai-whisper 20250625 with torch 2.13 (greedy, and beam_size=5), fp16=False.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import zoo.whisper
+from weights import FetchError, resolve
+from zoo.errors import UsageError
+from zoo.whisper import audio
+
+DATA = Path(__file__).parent / "data"
+TIME = 0.02  # seconds: one step of a timestamp
+LOG = 5e-4  # of avg_logprob: logits within 0.01 of the reference's, averaged over 20 tokens
+DASHWOOD = (
+    " And Mr. John Dashwood had then leisure to consider how much there might be prudently in his"
+    " power to do for them."
+)
+SELFISH = " Unless to be rather cold-hearted and rather selfish is to be ill-disposed."
+
+# model, file, beam_size -> segments (start, end, text), avg_logprob, no_speech_prob
+GREEDY: dict[tuple[str, str], tuple[list, float, float]] = {
+    ("tiny.en", "jfk.flac"): (
+        [
+            (0.0, 7.74, " And so my fellow Americans ask not what your country can do for you"),
+            (7.74, 10.74, " ask what you can do for your country"),
+        ],
+        -0.3775,
+        0.0628,
+    ),
+    ("tiny.en", "austen-0870.wav"): ([(0.0, 7.0, DASHWOOD)], -0.2229, 0.051),
+    ("tiny.en", "austen-0890.wav"): ([(0.0, 5.0, SELFISH)], -0.3396, 0.0191),
+    ("base", "jfk.flac"): (
+        [
+            (0.0, 7.6, " And so my fellow Americans ask not what your country can do for you,"),
+            (7.6, 10.6, " ask what you can do for your country."),
+        ],
+        -0.3966,
+        0.0921,
+    ),
+    ("base", "austen-0870.wav"): ([(0.0, 7.0, DASHWOOD)], -0.142, 0.0072),
+    ("base", "austen-0890.wav"): ([(0.0, 5.0, SELFISH)], -0.2875, 0.0182),
+}
+BEAM: dict[tuple[str, str], tuple[list, float, float]] = GREEDY | {
+    ("tiny.en", "jfk.flac"): (
+        [
+            (0.0, 8.0, " And so, my fellow Americans ask not what your country can do for you"),
+            (8.0, 11.0, " ask what you can do for your country."),
+        ],
+        -0.29,
+        0.0628,
+    ),
+    ("base", "jfk.flac"): (
+        [
+            (0.0, 8.0, " And so, my fellow Americans, ask not what your country can do for you,"),
+            (8.0, 11.0, " ask what you can do for your country."),
+        ],
+        -0.2864,
+        0.0921,
+    ),
+}
+IDS = [
+    50363, 843, 523, 616, 5891, 3399, 1265, 407, 644, 534, 1499, 460, 466, 329, 345, 50750, 50750,
+    1265, 644, 345, 460, 466, 329, 534, 1499, 50900,
+]  # fmt: skip
+
+_loaded: dict[tuple[str, str], zoo.whisper.Whisper] = {}
+
+
+def model(name: str, dtype: str = "auto") -> zoo.whisper.Whisper:
+    """One model at a time is kept, loaded once."""
+    if (name, dtype) not in _loaded:
+        try:
+            path = resolve(f"whisper-{name}")
+        except FetchError as error:
+            pytest.skip(f"needs whisper-{name}: {error}")
+        _loaded.clear()
+        _loaded[name, dtype] = zoo.whisper.load(path, dtype=dtype)
+    return _loaded[name, dtype]
+
+
+NAMES = ("tiny.en", pytest.param("base", marks=pytest.mark.slow))
+
+
+@pytest.mark.parametrize("dtype", ["auto", "f32"])
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_and_times_are_the_references(name: str, dtype: str) -> None:
+    for beam_size, pinned in ((None, GREEDY), (5, BEAM)):
+        for (of, file), (segments, avg_logprob, no_speech) in pinned.items():
+            if of != name:
+                continue
+            got = model(name, dtype).transcribe(DATA / file, language="en", beam_size=beam_size)
+            assert [s.text for s in got.segments] == [text for *_, text in segments]
+            assert got.text == "".join(text for *_, text in segments)
+            for segment, (start, end, _) in zip(got.segments, segments):
+                assert segment.start == pytest.approx(start, abs=TIME)
+                assert segment.end == pytest.approx(end, abs=TIME)
+                assert segment.avg_logprob == pytest.approx(avg_logprob, abs=LOG)
+                assert segment.no_speech_prob == pytest.approx(no_speech, abs=LOG)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "f32"])
+def test_tokens_are_the_references(dtype: str) -> None:
+    got = model("tiny.en", dtype).transcribe(DATA / "jfk.flac")
+    assert [token for segment in got.segments for token in segment.tokens] == IDS
+    assert got.language == "en"
+    assert got.duration == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 3}, {"vad": True}])
+def test_windows_cut_at_silences_say_the_same(options: dict) -> None:
+    """Three recordings with 25 s of silence between: every sentence found where it is."""
+    parts = [audio.load_audio(DATA / f) for f in ("jfk.flac", "austen-0870.wav", "austen-0890.wav")]
+    gap = np.random.default_rng(0).normal(size=25 * 16000).astype(np.float32) * 1e-4
+    starts = np.cumsum([0, *(len(part) + len(gap) for part in parts)])[:3] / 16000
+    samples = np.concatenate([x for part in parts for x in (part, gap)])
+    found: list = []
+    got = model("tiny.en").transcribe(samples, on_segment=found.append, **options)
+    assert got.segments == found
+    for start, words in zip(starts, ("what you can do for your country", DASHWOOD, SELFISH)):
+        segment = next(s for s in got.segments if words.strip(" .") in s.text)
+        assert start - 0.5 <= segment.start <= start + 8.5
+        assert segment.end <= start + 11.5
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"vad": True}, {"beam_size": 5}])
+def test_silence_says_nothing(options: dict) -> None:
+    for samples in (np.zeros(30 * 16000, np.float32), np.zeros(1600, np.float32)):
+        got = model("tiny.en").transcribe(samples, **options)
+        assert (got.text, got.segments) == ("", [])
+
+
+def test_no_segment_ends_after_the_recording() -> None:
+    samples = audio.load_audio(DATA / "jfk.flac")[: int(9.3 * 16000)]
+    got = model("tiny.en").transcribe(samples)
+    assert got.segments[-1].end <= 9.3
+    assert "ask not what your country can do for you" in got.text
+
+
+def test_clips_are_all_that_is_heard() -> None:
+    got = model("tiny.en").transcribe(DATA / "jfk.flac", clip_timestamps="7.6,11")
+    assert got.text.strip(" .").endswith("what you can do for your country")
+    assert "fellow" not in got.text
+    assert all(7.6 <= s.start < s.end <= 11.0 for s in got.segments)
+
+
+def test_a_prompt_changes_the_spelling() -> None:
+    """What was said before is imitated: in capitals, it goes on in capitals."""
+    said = "ASK NOT WHAT YOUR COUNTRY CAN DO. HE SPOKE IN CAPITAL LETTERS, AND SO DID THEY ALL."
+    got = model("tiny.en").transcribe(DATA / "austen-0890.wav", initial_prompt=said)
+    assert got.text.strip(" .").upper() == SELFISH.strip(" .").upper()
+    assert got.text.isupper()
+
+
+def test_without_timestamps_the_text_is_one_segment() -> None:
+    got = model("tiny.en").transcribe(DATA / "austen-0870.wav", without_timestamps=True)
+    assert [(s.start, s.text) for s in got.segments] == [(0.0, DASHWOOD)]
+    assert got.segments[0].end == pytest.approx(got.duration, abs=0.02)
+
+
+def test_progress_goes_up_to_the_end() -> None:
+    told: list[tuple[float, float]] = []
+    model("tiny.en").transcribe(DATA / "jfk.flac", progress=lambda *each: told.append(each))
+    assert told == sorted(told)
+    assert told[-1] == (11.0, 11.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"beams": 5}, "beams"),
+        ({"temperature": ()}, "temperature"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"temperature": (0.0, -1.0)}, "temperature"),
+        ({"language": "klingon"}, "klingon"),
+        ({"suppress_tokens": "a,b"}, "suppress_tokens"),
+        ({"clip_timestamps": "5,1"}, "clip_timestamps"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        model("tiny.en").transcribe(DATA / "austen-0890.wav", **options)

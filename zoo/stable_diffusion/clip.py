@@ -1,0 +1,63 @@
+"""The text encoders: CLIP's ViT-L/14 under Hugging Face's names, and OpenCLIP's under its own.
+
+Papers: Radford et al. 2021 (CLIP), Cherti et al. 2022 (OpenCLIP). Axes: B prompts, T = 77 tokens,
+C channels.
+"""
+
+from __future__ import annotations
+
+from engine import Tensor
+from engine.functional import attention, causal_mask, embedding, gelu, layer_norm, linear
+from zoo.stable_diffusion.layers import Params
+
+HEAD = 64  # elements of a head in every published encoder
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x * sigmoid(1.702 x), as OpenAI trained CLIP with."""
+    return x * (x * 1.702).sigmoid()
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention in heads of 64; all (B, T, C)."""
+    b, t, c = q.shape
+    q, k, v = (
+        x.reshape(b, t, c // HEAD, HEAD).permute(0, 2, 1, 3).reshape(-1, t, HEAD) for x in (q, k, v)
+    )
+    out = attention(q, k, v, causal_mask(t, t, 0)).reshape(b, c // HEAD, t, HEAD)
+    return out.permute(0, 2, 1, 3).reshape(b, t, c)
+
+
+def hugging_face(p: Params, ids: Tensor) -> list[Tensor]:
+    """The states (B, T, C) before the first layer and after each, of ids (B, T)."""
+    x = embedding(p.embeddings.token_embedding, ids) + p.embeddings.position_embedding.weight
+    states = [x]
+    for layer in p.encoder.layers:
+        a, h = layer.self_attn, layer_norm(layer.layer_norm1, x)
+        h = attend(linear(a.q_proj, h), linear(a.k_proj, h), linear(a.v_proj, h))
+        x = x + linear(a.out_proj, h)
+        h = layer_norm(layer.layer_norm2, x)
+        x = x + linear(layer.mlp.fc2, quick_gelu(linear(layer.mlp.fc1, h)))
+        states.append(x)
+    return states
+
+
+def openclip(p: Params, ids: Tensor) -> list[Tensor]:
+    """The same of OpenCLIP's, whose queries, keys and values are one matrix."""
+    x = embedding(p.token_embedding, ids) + p.positional_embedding
+    states = [x]
+    for layer in p.transformer.resblocks:
+        h = layer_norm(layer.ln_1, x)
+        qkv = h @ layer.attn.in_proj_weight.transpose() + layer.attn.in_proj_bias
+        q, k, v = qkv.split(*[x.shape[-1]] * 3, axis=-1)
+        x = x + linear(layer.attn.out_proj, attend(q, k, v))
+        x = x + linear(layer.mlp.c_proj, gelu(linear(layer.mlp.c_fc, layer_norm(layer.ln_2, x))))
+        states.append(x)
+    return states
+
+
+def pooled(p: Params, state: Tensor, last: Tensor) -> Tensor:
+    """(B, C): OpenCLIP's last state, projected, where the text ends: at positions last (B,)."""
+    x = layer_norm(p.ln_final, state)  # (B, T, C)
+    here = (Tensor.arange(x.shape[1]) == last.unsqueeze(-1)).unsqueeze(-1)  # (B, T, 1)
+    return Tensor.where(here, x, 0.0).sum(1) @ p.text_projection

@@ -1,0 +1,52 @@
+"""Layers that the UNet and the autoencoder share; pictures are (B, H, W, C), channels last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine import Tensor
+from engine import convolution as nn
+from engine.functional import attention, group_norm, linear
+
+Params = Any  # a tree over the checkpoint: weights.Params
+GROUPS = 32  # of channels, in every group norm
+
+
+def conv(p: Params, x: Tensor, stride: int = 1, padding: Any = None) -> Tensor:
+    """A convolution that keeps the size, or divides it by the stride."""
+    padding = p.weight.shape[-1] // 2 if padding is None else padding
+    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, p.bias, stride, padding)
+    return x.permute(0, 2, 3, 1)
+
+
+def norm(p: Params, x: Tensor, eps: float) -> Tensor:
+    """Group norm of pictures."""
+    return group_norm(p, x, GROUPS, eps, axis=-1)
+
+
+def upsample(p: Params, x: Tensor) -> Tensor:
+    """Twice the size: each pixel four times, then a convolution."""
+    b, h, w, c = x.shape
+    x = x.reshape(b, h, 1, w, 1, c).expand(b, h, 2, w, 2, c).reshape(b, 2 * h, 2 * w, c)
+    return conv(p.conv, x)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    """Attention of q (B, T, C) to k and v (B, S, C), each in `heads` heads; (B, T, C)."""
+    b, t, c = q.shape
+
+    def split(x: Tensor) -> Tensor:
+        s, d = x.shape[1], c // heads
+        return x.reshape(b, s, heads, d).permute(0, 2, 1, 3).reshape(b * heads, s, d)
+
+    out = attention(split(q), split(k), split(v)).reshape(b, heads, t, c // heads)
+    return out.permute(0, 2, 1, 3).reshape(b, t, c)
+
+
+def pointwise(p: Params, x: Tensor) -> Tensor:
+    """A linear layer on the last axis, which some checkpoints store as a 1x1 convolution."""
+    out, ins = p.weight.shape[:2]
+    return x @ p.weight.reshape(out, ins).transpose() + p.bias
+
+
+__all__ = ["attend", "conv", "linear", "norm", "pointwise", "upsample"]

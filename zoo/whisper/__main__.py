@@ -1,0 +1,188 @@
+"""The command `transcribe`: text on stdout as it is found, files where they are asked for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zoo import cli
+from zoo.whisper import flags
+
+if TYPE_CHECKING:
+    from zoo.whisper.transcript import Segment, Transcript
+    from zoo.whisper.whisper import Whisper
+
+PROG = "python -m zoo.whisper"
+_EXAMPLES = f"""examples:
+  transcribe talk.mp3                         the text, on stdout
+  transcribe talk.mp3 -f srt                  also as talk.srt
+  transcribe *.m4a -f all -o texts            as files of every format
+  transcribe film.mkv --task translate --language French
+  transcribe talk.mp3 --word-timestamps --highlight-words -f vtt
+  transcribe long.mp3 --batch-size 8 --vad    several windows at a time, silences left out
+  transcribe --mic                            what is said now; Ctrl-C ends
+  ffmpeg -i URL -f s16le -ac 1 -ar 16000 - | transcribe --stdin-pcm
+
+(`transcribe` is the same as `{PROG} transcribe`)
+"""
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """`python -m zoo.whisper`; returns the exit code."""
+    top = cli.Parser(prog=PROG, description="Whisper: speech to text.", epilog=_EXAMPLES)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    flags.add_flags(
+        commands.add_parser("transcribe", help="write down what is said", **_about(PROG + " "))
+    )
+    return _main(top, args)
+
+
+def transcribe_main(args: Sequence[str] | None = None) -> int:
+    """The command `transcribe`; returns the exit code."""
+    return _main(flags.add_flags(cli.Parser(**_about(""))), args)
+
+
+def _about(before: str) -> dict[str, str]:
+    return {
+        "prog": f"{before}transcribe",
+        "usage": f"{before}transcribe [options] AUDIO…",
+        "description": "Write down what is said in recordings.",
+        "epilog": _EXAMPLES,
+    }
+
+
+def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
+    arguments = parser.parse_args(flags.explicit(sys.argv[1:] if args is None else args))
+    return cli.run(lambda: _transcribe(arguments), arguments.parser.prog)
+
+
+def _transcribe(arguments: argparse.Namespace) -> int:
+    """One source after another: what can't be read is said in a line, and the rest go on."""
+    flags.check(arguments)
+    options = flags.options(arguments)
+    sources = arguments.audio or ["mic" if arguments.mic else "-"]
+    files = _files(arguments, sources)
+    good = [s for s in sources if not arguments.audio or _is_there(s, arguments)]
+    if not good:
+        return 1
+    failed = len(sources) - len(good)
+    model = _load(arguments, options)
+    from weights import WeightError
+    from zoo.whisper.audio import AudioError
+
+    for source in good:
+        if len(sources) > 1:
+            cli.note(f"({source})")
+        try:
+            transcript = _one(model, source, arguments, options)
+            _write(transcript, files.get(source, ()), arguments)
+        except BrokenPipeError:
+            raise
+        except (AudioError, WeightError, OSError) as error:
+            failed += 1
+            cli.note(f"{arguments.parser.prog}: {cli.describe(error)}")
+    return 1 if failed else 0
+
+
+def _is_there(source: str, arguments: argparse.Namespace) -> bool:
+    """Whether there is such a file; said before a model is fetched for it."""
+    try:
+        return source == "-" or bool(os.stat(source))  # not opened: a pipe opens only once
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        cli.note(f"{arguments.parser.prog}: {cli.describe(error)}")
+        return False
+
+
+def _files(arguments: argparse.Namespace, sources: Sequence[str]) -> dict[str, list[Path]]:
+    if arguments.output_format is None and arguments.output_dir is None:
+        return {}
+    from zoo.whisper.output import targets
+
+    chosen = arguments.output_format or "all"
+    formats = flags.FORMATS if chosen == "all" else [chosen]
+    return targets(sources, Path(arguments.output_dir or "."), formats)
+
+
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> Whisper:
+    from engine import set_default_device
+    from zoo import whisper
+
+    if arguments.device is not None:
+        set_default_device(arguments.device)
+    model = whisper.load(arguments.model, arguments.device, arguments.dtype, arguments.tune)
+    if not model.tokenizer.multilingual:
+        if options["language"] not in (None, "en") or options["task"] == "translate":
+            cli.note(f"({arguments.model} knows English only: it writes down what it hears)")
+        options.update(language="en", task="transcribe")
+    return model
+
+
+def _one(
+    model: Whisper, source: str, arguments: argparse.Namespace, options: dict[str, Any]
+) -> Transcript:
+    with contextlib.closing(_Screen(arguments.verbose)) as screen:
+        if not arguments.audio:
+            from zoo.whisper import live
+
+            options = {k: v for k, v in options.items() if k not in ("vad", "clip_timestamps")}
+            stream = live.microphone if arguments.mic else live.stdin_pcm
+            return live.transcribe_live(model, stream, screen.segment, **options)
+        transcript = model.transcribe(
+            source, **options, on_segment=screen.segment, progress=screen.progress
+        )
+    if options["language"] is None and transcript.segments:
+        from zoo.whisper.languages import LANGUAGES
+
+        cli.note(f"(language: {LANGUAGES[transcript.language].title()}, as it seems)")
+    return transcript
+
+
+def _write(transcript: Transcript, paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from zoo.whisper.output import Layout, write
+
+    layout = Layout(**{name: getattr(arguments, name) for name in flags.LAYOUT})
+    for path in paths:
+        write(transcript, path, layout)
+
+
+class _Screen:
+    """Text on stdout as it is found; on a terminal, how far it is, on stderr below it."""
+
+    def __init__(self, verbose: bool | None) -> None:
+        self.verbose, self.bar = verbose, None
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def segment(self, segment: Segment) -> None:
+        from tqdm import tqdm
+
+        from zoo.whisper.output import timestamp
+
+        if self.verbose is False:
+            return
+        line = segment.text.strip()
+        if self.verbose:
+            line = f"[{timestamp(segment.start)} --> {timestamp(segment.end)}] {segment.text}"
+        with tqdm.external_write_mode():
+            print(line, flush=True)
+
+    def progress(self, done: float, total: float) -> None:
+        from tqdm import tqdm
+
+        if self.bar is None:
+            form = "{percentage:3.0f}%|{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}]"
+            self.bar = tqdm(
+                total=total, bar_format=form, file=sys.stderr, leave=False, disable=None
+            )
+        self.bar.update(done - self.bar.n)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

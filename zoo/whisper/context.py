@@ -1,0 +1,173 @@
+"""The network at work: windows of audio that were listened to, and rows of tokens after them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from engine import Tensor, program
+from engine.dtype import float16, float32
+from engine.functional import softmax
+from weights import Params
+from zoo.errors import UserError
+from zoo.whisper import model
+
+FEW = 16  # tokens of a prompt without earlier text: quicker as rows than as tiles
+
+
+class Network:
+    """A checkpoint's programs, compiled on first use; one `Context` per number of windows."""
+
+    def __init__(
+        self,
+        params: Params,
+        config: model.Config,
+        alignment_heads: Sequence[tuple[int, int]],
+        device: str | None = None,
+        dtype: str = "f32",
+    ) -> None:
+        self.params, self.config, self.device, self.dtype = params, config, device, dtype
+        self.alignment_heads = alignment_heads
+        self._contexts: dict[int, Context] = {}
+        self._encode = self.program(lambda mel: model.encode(params.encoder, config, mel))
+
+    def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
+        """A captured program of this network's precision."""
+        return program(function, precision="high" if self.dtype == "auto" else self.dtype, **limits)
+
+    def tensor(self, values: np.ndarray | Sequence) -> Tensor:
+        """An array on this network's device: integers as int32, others as float32."""
+        array = np.asarray(values)
+        kind = np.int32 if array.dtype.kind in "iu" else np.float32
+        return Tensor.from_numpy(np.ascontiguousarray(array, kind), device=self.device)
+
+    def empty(self, *shape: int) -> list[Tensor]:
+        """A tensor of zeros for every decoder layer, in the type that keys and values have."""
+        kind = float32 if self.dtype == "f32" else float16  # half the memory to read each token
+        zeros = [Tensor.zeros(*shape, dtype=kind, device=self.device).contiguous()
+                 for _ in range(self.config.n_text_layer)]  # fmt: skip
+        zeros[0].realize(*zeros[1:])
+        return zeros
+
+    def encode(self, mel: np.ndarray) -> Tensor:
+        """Features (B, F, C) of frames (B, n_mels, 2 F); they last until the next call."""
+        return self._encode(self.tensor(mel))
+
+    def context(self, windows: int) -> Context:
+        """The context of so many windows at once; there is one of each number."""
+        if windows not in self._contexts:
+            self._contexts[windows] = Context(self, windows)
+        return self._contexts[windows]
+
+
+class Context:
+    """The audio of `windows` windows as the decoder sees it, and searches over their text."""
+
+    def __init__(self, network: Network, windows: int) -> None:
+        self.network, self.windows = network, windows
+        c = network.config
+        shape = (windows * c.n_text_head, c.n_audio_ctx, c.n_text_state // c.n_text_head)
+        self.xk, self.xv = network.empty(*shape), network.empty(*shape)
+        cache = model.Cache([], [], self.xk, self.xv)
+        self._listen = network.program(
+            lambda features: model.listen(network.params.decoder, c, features, cache)
+        )
+        self._searches: dict[int, Rows] = {}
+
+    def listen(self, features: Tensor) -> None:
+        """Take in the features (windows, F, C) of the audio that all rows attend to from now on."""
+        self._listen(features)
+
+    def rows(self, group: int) -> Rows:
+        """The token rows of a search with `group` candidates a window; one for each number."""
+        if group not in self._searches:
+            self._searches[group] = Rows(self, group)
+        return self._searches[group]
+
+
+class Rows:
+    """The key/value cache of `group` rows of tokens for each window of a context."""
+
+    def __init__(self, context: Context, group: int) -> None:
+        network, config = context.network, context.network.config
+        self.network, self.windows, self.group = network, context.windows, group
+        self.count = context.windows * group
+        heads, length = config.n_text_head, config.n_text_ctx
+        size = config.n_text_state // heads
+        # A program's slices are checked for the largest start and length at once.
+        k, v = (network.empty(self.count * heads, 2 * length, size) for _ in "kv")
+        cache = model.Cache(k, v, context.xk, context.xv)
+        p = network.params.decoder
+
+        def prompt(ids: Tensor, places: Tensor, length: int) -> Tensor:
+            x = model.extend(p, config, ids[:, :length], 0, cache)
+            return model.logits(p, x[:, places])
+
+        def step(ids: Tensor, start: int) -> Tensor:
+            return model.logits(p, model.extend(p, config, ids, start, cache)[:, 0])
+
+        def reorder(source: Tensor, length: int) -> None:
+            for states in (k, v):
+                for n, state in enumerate(states):
+                    rows = state.reshape(self.count, heads, 2 * config.n_text_ctx, size)
+                    taken = rows[source][:, :, :length].reshape(self.count * heads, length, size)
+                    states[n][:, :length] = taken
+
+        def align(ids: Tensor, following: Tensor, length: int, words: int) -> tuple:
+            asked: list[Tensor] = []
+            x = model.extend(p, config, ids[:, :length], 0, cache, asked)
+            every = Tensor.arange(config.n_vocab)
+            logits = Tensor.where(every < Tensor(words), model.logits(p, x[0]), -float("inf"))
+            chosen = every == following[:length].unsqueeze(-1)
+            chances = (softmax(logits) * chosen).sum(-1)
+            return model.alignment(asked, cache, network.alignment_heads), chances
+
+        last = length - 1
+        self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
+        self._prompts = {n: network.program(prompt, length=(1, n)) for n in (FEW, length)}
+        self._step = network.program(step, start=(0, last))
+        self._reorder = network.program(reorder, length=(1, length))
+
+    def prompt(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> np.ndarray:
+        """Start the first row of each window with `ids`, all of one length.
+
+        Returns the logits after the tokens at `places`: (windows, places, n_vocab) float32.
+        """
+        length = len(ids[0])
+        size = next(size for size in self._prompts if size >= length)
+        padded = np.zeros((self.windows, size), np.int32)
+        padded[:, :length] = ids
+        tensor = self.network.tensor
+        return self._prompts[size](tensor(padded), tensor(places), length=length).numpy()
+
+    def step(self, ids: Sequence[int], start: int) -> np.ndarray:
+        """Logits (rows, n_vocab) after one more token in each row, at position `start`."""
+        return self._step(self.network.tensor(ids).reshape(self.count, 1), start=start).numpy()
+
+    def reorder(self, source: Sequence[int], length: int) -> None:
+        """Row i becomes what row source[i] was, as far as `length` tokens."""
+        if list(source) != list(range(self.count)):
+            self._reorder(self.network.tensor(source), length=length)
+
+    def align(
+        self, begin: Sequence[int], text: Sequence[int], eot: int, frames: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """How a text lies on the audio of the context's one window.
+
+        Returns how much each alignment head looks at the first `frames` positions of the audio for
+        each token of `begin`, `text` and the end, (heads, tokens, frames), and the probability of
+        each token of `text` among those of words (ids below `eot`).
+        """
+        ids = [*begin, *text, eot]
+        if len(ids) > self.network.config.n_text_ctx:
+            raise UserError(f"{len(ids)} tokens are too many to align")
+        padded = np.zeros((2, self.network.config.n_text_ctx), np.int32)
+        padded[0, : len(ids)] = ids
+        padded[1, : len(ids) - 1] = ids[1:]  # what comes after each
+        tensor = self.network.tensor
+        out = self._align(tensor(padded[:1]), tensor(padded[1]), length=len(ids), words=eot)
+        scores, chances = (np.array(t.numpy()) for t in out)
+        scores = np.exp(scores[:, :, :frames] - scores[:, :, :frames].max(-1, keepdims=True))
+        first = len(begin) - 1
+        return scores / scores.sum(-1, keepdims=True), chances[first : first + len(text)]

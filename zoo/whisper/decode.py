@@ -1,0 +1,241 @@
+"""From the logits of the decoder to the text of a window: rules, sampling, beam search.
+
+Source: Radford et al. 2022, section 4.5; option names, defaults and results are openai/whisper's
+(decoding.py). Rows are candidates: `group` of them for each window, one after another.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zoo.errors import UsageError
+from zoo.whisper.context import Context
+from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
+
+if TYPE_CHECKING:
+    from zoo.whisper.tokenizer import Tokenizer
+
+WINDOW_S = 30.0
+Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How the text of a window is found; UsageError for options that contradict each other.
+
+    `best_of` candidates are drawn above temperature 0, `beam_size` are searched at 0. `sample_len`
+    is the most tokens, half the context if None; `prompt` text or ids said before the window,
+    `prefix` those it begins with; suppress_tokens "-1" means the symbols that aren't spoken.
+    """
+
+    task: str = "transcribe"
+    language: str | None = None
+    temperature: float = 0.0
+    sample_len: int | None = None
+    best_of: int | None = None
+    beam_size: int | None = None
+    patience: float | None = None
+    length_penalty: float | None = None
+    prompt: str | Sequence[int] | None = None
+    prefix: str | Sequence[int] | None = None
+    suppress_tokens: str | Sequence[int] | None = "-1"
+    suppress_blank: bool = True
+    without_timestamps: bool = False
+    max_initial_timestamp: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        wrong = (
+            (self.task not in ("transcribe", "translate"), "task is transcribe or translate"),
+            (self.temperature < 0, "temperature is 0 or more"),
+            (self.beam_size and self.best_of, "beam_size and best_of exclude each other"),
+            (self.beam_size and self.temperature, "beam_size is for temperature 0"),
+            (self.best_of and not self.temperature, "best_of is for a temperature above 0"),
+            (self.patience and not self.beam_size, "patience needs beam_size"),
+            (not 0 <= (self.length_penalty or 0) <= 1, "length_penalty is from 0 to 1"),
+            *((getattr(self, name) is not None and getattr(self, name) <= 0,
+               f"{name} is more than 0") for name in ("beam_size", "best_of", "patience",
+                                                      "sample_len")),
+        )  # fmt: skip
+        for is_wrong, rule in wrong:
+            if is_wrong:
+                raise UsageError(rule)
+
+
+OPTIONS = tuple(field.name for field in fields(DecodingOptions))
+
+
+@dataclass(frozen=True)
+class DecodingResult:
+    """The text of one window; avg_logprob is per token, the end of text included."""
+
+    language: str
+    tokens: list[int]
+    text: str
+    avg_logprob: float
+    no_speech_prob: float
+    temperature: float
+    compression_ratio: float
+
+
+def decode(
+    context: Context,
+    tokenizer: Tokenizer,
+    options: DecodingOptions,
+    language: str,
+    random: np.random.Generator,
+) -> list[DecodingResult]:
+    """The text of each window that the context has listened to."""
+    limit = context.network.config.n_text_ctx
+    begin = initial_tokens(tokenizer, options, language, limit)
+    rules = _rules(tokenizer, options, context.network.config.n_audio_ctx)
+    group = options.beam_size or options.best_of or 1
+    rows = context.rows(group)
+    if options.beam_size:
+        search = Beam(context.windows, group, tokenizer.eot, options.patience or 1.0)
+    else:
+        search = Sampling(rows.count, options.temperature, tokenizer.eot, random)
+    places = begin.index(tokenizer.sot), len(begin) - 1
+    at_sot, logits = rows.prompt([begin] * context.windows, places).swapaxes(0, 1)
+    silent = _softmax(at_sot)[:, tokenizer.no_speech]
+    logits = np.repeat(logits, group, axis=0)
+    source = [row // group for row in range(rows.count)]  # the rows that were given the prompt
+    end = min(len(begin) + (options.sample_len or limit // 2), limit + 1)
+    for place in range(len(begin), end):  # of the token that is looked for
+        if search.rows[0]:
+            rows.reorder(source, place - 1)
+            logits = np.array(rows.step([row[-1] for row in search.rows], place - 1))
+            source = range(rows.count)
+        for rule in rules:
+            rule(logits, search.rows)
+        source = [source[row] for row in search.advance(logits)]
+        if search.done:
+            break
+    return [
+        _result(tokenizer, options, language, candidates, float(silence))
+        for candidates, silence in zip(search.finished(group), silent)
+    ]
+
+
+def detect_language(context: Context, tokenizer: Tokenizer) -> list[dict[str, float]]:
+    """The probability of each language, by code, for each window that was listened to."""
+    logits = context.rows(1).prompt([[tokenizer.sot]] * context.windows, [0])[:, 0]
+    chances = _softmax(logits[:, list(tokenizer.language_ids)])
+    return [dict(zip(tokenizer.languages, map(float, row))) for row in chances]
+
+
+def initial_tokens(
+    tokenizer: Tokenizer, options: DecodingOptions, language: str, n_text_ctx: int
+) -> list[int]:
+    """What the decoder is given to begin with: earlier text, the task, the text's first words."""
+    half = n_text_ctx // 2
+    prompt, prefix = (_ids(tokenizer, text) for text in (options.prompt, options.prefix))
+    begin = [*tokenizer.sequence(language, options.task, not options.without_timestamps)]
+    begin += prefix[-(half - (options.sample_len or half)) :]
+    return [tokenizer.sot_prev, *prompt[-(half - 1) :], *begin] if prompt else begin
+
+
+def compression_ratio(text: str) -> float:
+    """How many times smaller zlib makes a text; text that repeats itself has a high ratio."""
+    raw = text.encode()
+    return len(raw) / len(zlib.compress(raw))
+
+
+def _ids(tokenizer: Tokenizer, text: str | Sequence[int] | None) -> list[int]:
+    return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text or ())
+
+
+def _result(tokenizer, options, language, candidates, silence) -> DecodingResult:
+    """The best of a window's candidates, each its tokens and the log of its probability."""
+
+    def score(candidate: tuple[list[int], float]) -> float:
+        length, total = len(candidate[0]), candidate[1]
+        if options.length_penalty is None:
+            return total / max(length, 1)
+        return total / ((5 + length) / 6) ** options.length_penalty  # Wu et al. 2016, section 7
+
+    tokens, total = max(candidates, key=score)
+    text = tokenizer.decode(tokens).strip()
+    return DecodingResult(
+        language=language,
+        tokens=tokens,
+        text=text,
+        avg_logprob=float(total) / (len(tokens) + 1),
+        no_speech_prob=silence,
+        temperature=options.temperature,
+        compression_ratio=compression_ratio(text),
+    )
+
+
+# Rules: which tokens may come next.
+
+
+def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> list[Rule]:
+    rules: list[Rule] = []
+    if options.suppress_blank:
+        blank = [*tokenizer.blank, tokenizer.eot]
+
+        def no_blank_start(logits: np.ndarray, rows: list[list[int]]) -> None:
+            if not rows[0]:
+                logits[:, blank] = NEVER
+
+        rules.append(no_blank_start)
+    never = _suppressed(tokenizer, options.suppress_tokens)
+    if never:
+
+        def suppress(logits: np.ndarray, rows: list[list[int]]) -> None:
+            logits[:, never] = NEVER
+
+        rules.append(suppress)
+    if not options.without_timestamps:
+        latest = options.max_initial_timestamp
+        latest = round(latest / (WINDOW_S / n_audio_ctx)) if latest else None
+        rules.append(lambda logits, rows: _timestamps(logits, rows, tokenizer, latest))
+    return rules
+
+
+def _suppressed(tokenizer: Tokenizer, given: str | Sequence[int] | None) -> list[int]:
+    if not given and not isinstance(given, str):
+        return []
+    try:
+        ids = [int(i) for i in (given.split(",") if isinstance(given, str) else given) if i != ""]
+    except (TypeError, ValueError):
+        raise UsageError(f"suppress_tokens are numbers with commas, got {given!r}") from None
+    if not all(-1 <= i < tokenizer.n_vocab for i in ids):
+        raise UsageError(f"suppress_tokens are from -1 to {tokenizer.n_vocab - 1}, got {given!r}")
+    spoken = set(ids) - {-1} | (set(tokenizer.non_speech_tokens) if -1 in ids else set())
+    t = tokenizer
+    return sorted(spoken | {t.transcribe, t.translate, t.sot, t.sot_prev, t.sot_lm, t.no_speech})
+
+
+def _timestamps(
+    logits: np.ndarray, rows: list[list[int]], tokenizer: Tokenizer, latest: int | None
+) -> None:
+    """Timestamps come in pairs, never go back, begin the text, and win when likelier than text."""
+    begin = tokenizer.timestamp_begin
+    logits[:, tokenizer.no_timestamps] = NEVER
+    for row, said in zip(logits, rows):
+        last = bool(said) and said[-1] >= begin
+        pair = len(said) < 2 or said[-2] >= begin
+        if last and pair:
+            row[begin:] = NEVER  # after two of them comes text
+        elif last:
+            row[: tokenizer.eot] = NEVER  # a stretch has ended: another begins, or the text ends
+        stamps = [token for token in said if token >= begin]
+        if stamps:  # only the pair of an end may repeat it; a stretch is never empty
+            row[begin : stamps[-1] + (0 if last and not pair else 1)] = NEVER
+        if not said:
+            row[:begin] = NEVER
+            if latest is not None:
+                row[begin + latest + 1 :] = NEVER
+        if log_sum(row[begin:]) > row[:begin].max():
+            row[:begin] = NEVER
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = np.exp(logits - logits.max(-1, keepdims=True))
+    return shifted / shifted.sum(-1, keepdims=True)

@@ -1,0 +1,196 @@
+"""Live transcription: a stream of samples is cut at silences, each part transcribed as it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.cli import note, one_line
+from zoo.errors import UserError
+from zoo.whisper import vad
+from zoo.whisper.audio import FRAMES_PER_SECOND, HOP, N_FRAMES, SAMPLE_RATE, loudness
+from zoo.whisper.transcript import Segment, Transcript
+
+if TYPE_CHECKING:
+    from zoo.whisper.whisper import Whisper
+
+PAUSE, PAD = 600, 300  # ms: a pause that ends an utterance, and how much of it goes along
+UNSURE = 100  # frames of silence that are kept: a word may just have begun in them
+
+Put = Callable[["bytes | None"], None]  # takes 16-bit samples, or None at the end
+Source = Callable[[Put], AbstractContextManager[None]]
+
+
+class Utterances:
+    """Cuts a growing stream into utterances; no sample is given out twice, no speech is lost.
+
+    Utterances that pile up, because transcribing takes longer than speaking, come together as far
+    as they fit into one window of 30 s.
+    """
+
+    def __init__(self) -> None:
+        self.samples = np.zeros(0, np.float32)  # what came and was neither given out nor dropped
+        self.begin = 0  # the frame of the stream where they begin
+        self._past = np.zeros(0, np.float32)  # the loudness of what lies before
+        self._odd = b""  # half a sample
+
+    @property
+    def duration(self) -> float:
+        """Seconds of the whole stream so far."""
+        return self.begin / FRAMES_PER_SECOND + len(self.samples) / SAMPLE_RATE
+
+    def add(self, pcm: bytes) -> None:
+        """More of the stream: 16 kHz mono, 16 bits a sample, little-endian."""
+        pcm = self._odd + pcm
+        whole = len(pcm) // 2 * 2
+        self._odd = pcm[whole:]
+        new = np.frombuffer(pcm[:whole], "<i2").astype(np.float32) / 32768
+        self.samples = np.concatenate([self.samples, new])
+
+    def take(self, ended: bool = False) -> tuple[float, np.ndarray] | None:
+        """The next utterance that is over: its beginning in seconds, and its samples.
+
+        None if there is none yet; once the stream has `ended`, none any more.
+        """
+        if ended:
+            self.add(bytes(-len(self.samples) % HOP * 2))
+        level, past = loudness(self.samples), len(self._past)
+        heard = np.concatenate([self._past, level])
+        found = vad.speech(heard, min_silence_duration_ms=PAUSE, speech_pad_ms=PAD)
+        clips = [(max(start - past, 0), end - past) for start, end in found if end > past]
+        if not clips:
+            self._drop(len(level) if ended else max(0, len(level) - UNSURE), level)
+            return None
+        start, latest = clips[0][0], len(level) - (PAUSE - PAD) // vad.FRAME_MS
+        over = [end for _, end in clips if ended or end <= latest]
+        fit = [end for end in over if end - start <= N_FRAMES]
+        if not fit and clips[0][1] - start <= N_FRAMES:
+            return None
+        end = fit[-1] if fit else vad.windows(clips[:1], level)[0][0][1]
+        utterance = self.samples[start * HOP : end * HOP]
+        second = (self.begin + start) / FRAMES_PER_SECOND
+        self._drop(end, level)
+        return second, utterance
+
+    def _drop(self, frames: int, level: np.ndarray) -> None:
+        self._past = np.concatenate([self._past, level[:frames]])[-N_FRAMES:]
+        self.samples = self.samples[frames * HOP :]
+        self.begin += frames
+
+
+def transcribe_live(
+    model: Whisper, source: Source, on_segment: Callable[[Segment], None], **options: Any
+) -> Transcript:
+    """Transcribe a stream as it comes, in the main thread; on_segment gets what was just said.
+
+    It ends with the stream, or with Ctrl-C; what was heard by then is transcribed (a second Ctrl-C
+    prevents it). Without a language in the options, the first words tell it. Options as those of
+    Whisper.transcribe.
+    """
+    whole, utterances = Transcript("", options.get("language") or "en"), Utterances()
+    came: SimpleQueue[bytes | None] = SimpleQueue()
+    ended = False
+    with _interrupt(lambda: came.put(None)), source(came.put):
+        while True:
+            found = utterances.take(ended)
+            if found is not None:
+                part = model.transcribe(found[1], **options)
+                if part.segments:
+                    options["language"] = whole.language = part.language
+                for segment in part.segments:
+                    segment = _moved(segment, found[0], len(whole.segments))
+                    whole.segments.append(segment)
+                    on_segment(segment)
+            elif ended:
+                break
+            else:
+                ended = _receive(came, utterances)
+    whole.text = "".join(segment.text for segment in whole.segments)
+    whole.duration = utterances.duration
+    return whole
+
+
+def _receive(came: SimpleQueue[bytes | None], utterances: Utterances) -> bool:
+    """Wait for more of the stream and take in all there is; whether that was its end."""
+    parts = [came.get()]
+    while parts[-1] is not None and not came.empty():
+        parts.append(came.get())
+    utterances.add(b"".join(part for part in parts if part is not None))
+    return parts[-1] is None
+
+
+def _moved(segment: Segment, seconds: float, number: int) -> Segment:
+    """A segment of an utterance as one of the whole stream."""
+    times = [
+        replace(item, start=item.start + seconds, end=item.end + seconds)
+        for item in (segment, *(segment.words or ()))
+    ]
+    seek = segment.seek + round(seconds * FRAMES_PER_SECOND)
+    return replace(times[0], id=number, seek=seek, words=segment.words and times[1:])
+
+
+@contextlib.contextmanager
+def _interrupt(stop: Callable[[], None]) -> Iterator[None]:
+    """The first Ctrl-C calls `stop`, a second one is as usual."""
+    usual = signal.getsignal(signal.SIGINT)
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, usual)
+        stop()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+# --- sources -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stdin_pcm(put: Put) -> Iterator[None]:
+    """What a pipe sends: 16 kHz mono, 16 bits a sample, little-endian."""
+
+    def read() -> None:
+        try:
+            # Not by sys.stdin: at exit, Python would wait for a thread that reads from it.
+            while data := os.read(0, 1 << 16):
+                put(data)
+        finally:
+            put(None)
+
+    # Reading goes on while an utterance is transcribed, so that the sender need not wait.
+    threading.Thread(target=read, daemon=True).start()
+    yield
+
+
+@contextlib.contextmanager
+def microphone(put: Put) -> Iterator[None]:
+    """What the default microphone hears. UserError without one, or without sounddevice."""
+    try:
+        import sounddevice
+    except (ImportError, OSError) as error:  # OSError: it found no PortAudio
+        raise UserError(
+            f"--mic needs sounddevice ({one_line(error)}): pip install 'menagerie[mic]'"
+        ) from None
+    try:
+        with sounddevice.RawInputStream(
+            samplerate=SAMPLE_RATE,
+            channels=1,
+            dtype="int16",
+            callback=lambda data, *_: put(bytes(data)),
+        ):
+            note("(listening; Ctrl-C ends)")
+            yield
+    except sounddevice.PortAudioError as error:
+        raise UserError(f"the microphone can't be used: {one_line(error)}") from None

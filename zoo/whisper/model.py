@@ -1,0 +1,186 @@
+"""Whisper: an encoder of log-mel frames and a decoder of text tokens (Radford et al. 2022).
+
+Names are the checkpoint keys of openai/whisper. Axes: B windows of 30 s, R rows of tokens (a window
+has one row, or several that are tried side by side), F audio positions, T new tokens, S tokens so
+far with the new ones, H heads, D head size, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine import Tensor, dtype
+from engine.convolution import conv1d
+from engine.functional import attention, causal_mask, embedding, gelu, layer_norm, linear
+from engine.symbolic import Int
+
+Params = Any  # a tree over the checkpoint: weights.Params
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a checkpoint says of its network, by openai's names; ctx in positions."""
+
+    n_mels: int
+    n_audio_ctx: int
+    n_audio_state: int
+    n_audio_head: int
+    n_audio_layer: int
+    n_vocab: int
+    n_text_ctx: int
+    n_text_state: int
+    n_text_head: int
+    n_text_layer: int
+
+
+@dataclass
+class Cache:
+    """Keys and values, one entry per layer: `k`, `v` of the tokens, `xk`, `xv` of the audio."""
+
+    k: list[Tensor]  # (R * H, n_text_ctx, D)
+    v: list[Tensor]
+    xk: list[Tensor]  # (B * H, F, D)
+    xv: list[Tensor]
+
+
+def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Every key that a checkpoint has."""
+    c, audio, text = config, config.n_audio_state, config.n_text_state
+    shapes = {
+        "encoder.conv1.weight": (audio, c.n_mels, 3),
+        "encoder.conv1.bias": (audio,),
+        "encoder.conv2.weight": (audio, audio, 3),
+        "encoder.conv2.bias": (audio,),
+        "encoder.positional_embedding": (c.n_audio_ctx, audio),
+        "decoder.token_embedding.weight": (c.n_vocab, text),
+        "decoder.positional_embedding": (c.n_text_ctx, text),
+    }
+    for norm, size in (("encoder.ln_post", audio), ("decoder.ln", text)):
+        shapes |= {f"{norm}.weight": (size,), f"{norm}.bias": (size,)}
+    for n in range(c.n_audio_layer):
+        shapes |= _block_shapes(f"encoder.blocks.{n}", audio, audio, ("attn",))
+    for n in range(c.n_text_layer):
+        shapes |= _block_shapes(f"decoder.blocks.{n}", text, audio, ("attn", "cross_attn"))
+    return shapes
+
+
+def _block_shapes(block: str, size: int, audio: int, kinds: tuple[str, ...]) -> dict:
+    linears = {"mlp.0": (4 * size, size), "mlp.2": (size, 4 * size)}
+    for kind in kinds:
+        read = size if kind == "attn" else audio  # what keys and values are made of
+        linears |= {f"{kind}.query": (size, size), f"{kind}.out": (size, size)}
+        linears |= {f"{kind}.key": (size, read), f"{kind}.value": (size, read)}
+    shapes = {f"{block}.{name}.weight": shape for name, shape in linears.items()}
+    shapes |= {
+        f"{block}.{name}.bias": shape[:1]
+        for name, shape in linears.items()
+        if not name.endswith(".key")
+    }
+    for norm in (*(f"{kind}_ln" for kind in kinds), "mlp_ln"):
+        shapes |= {f"{block}.{norm}.weight": (size,), f"{block}.{norm}.bias": (size,)}
+    return shapes
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, C) -> (B * H, T, D)."""
+    b, t, c = x.shape
+    return x.reshape(b, t, heads, c // heads).permute(0, 2, 1, 3).reshape(b * heads, t, c // heads)
+
+
+def join_heads(x: Tensor, heads: int) -> Tensor:
+    """(B * H, T, D) -> (B, T, C)."""
+    rows, t, d = x.shape
+    x = x.reshape(rows // heads, heads, t, d).permute(0, 2, 1, 3)
+    return x.reshape(rows // heads, t, heads * d)
+
+
+def feed_forward(p: Params, x: Tensor) -> Tensor:
+    """The two linear layers that a checkpoint calls mlp.0 and mlp.2."""
+    return linear(p[2], gelu(linear(p[0], x)))
+
+
+# The encoder.
+
+
+def encode(p: Params, config: Config, mel: Tensor) -> Tensor:
+    """Audio features (B, F, C) of log-mel frames (B, n_mels, 2 F)."""
+    x = gelu(conv1d(mel, p.conv1.weight, p.conv1.bias, padding=1))
+    x = gelu(conv1d(x, p.conv2.weight, p.conv2.bias, stride=2, padding=1))
+    x = x.permute(0, 2, 1) + p.positional_embedding  # (B, F, C)
+    heads = config.n_audio_head
+    for block in p.blocks:
+        h = layer_norm(block.attn_ln, x)
+        q, k, v = (split_heads(linear(block.attn[n], h), heads) for n in ("query", "key", "value"))
+        x = x + linear(block.attn.out, join_heads(attention(q, k, v), heads))
+        x = x + feed_forward(block.mlp, layer_norm(block.mlp_ln, x))
+    return layer_norm(p.ln_post, x)
+
+
+def listen(p: Params, config: Config, features: Tensor, cache: Cache) -> None:
+    """Write the keys and values that every token attends to, of audio features (B, F, C)."""
+    for n, block in enumerate(p.blocks):
+        cache.xk[n][:] = split_heads(linear(block.cross_attn.key, features), config.n_text_head)
+        cache.xv[n][:] = split_heads(linear(block.cross_attn.value, features), config.n_text_head)
+
+
+# The decoder.
+
+
+def attend_text(p: Params, config: Config, x: Tensor, start: Int, cache: Cache, n: int) -> Tensor:
+    """Attention of T new tokens, at positions start …, to all S = start + T of their row."""
+    rows, t, _ = x.shape
+    heads, end = config.n_text_head, start + t
+    q, k, v = (split_heads(linear(p[name], x), heads) for name in ("query", "key", "value"))
+    keys, values, here = cache.k[n], cache.v[n], slice(rows * heads)
+    keys[here, start:end] = k
+    values[here, start:end] = v
+    out = attention(q, keys[here, :end], values[here, :end], causal_mask(t, end, start))
+    return linear(p.out, join_heads(out, heads))
+
+
+def ask_audio(p: Params, config: Config, x: Tensor, windows: int) -> Tensor:
+    """What the tokens ask of their window's audio, (B * H, R / B * T, D): all its rows together."""
+    rows, t, c = x.shape
+    return split_heads(
+        linear(p.query, x).reshape(windows, rows // windows * t, c), config.n_text_head
+    )
+
+
+def extend(
+    p: Params,
+    config: Config,
+    ids: Tensor,
+    start: Int,
+    cache: Cache,
+    asked: list[Tensor] | None = None,
+) -> Tensor:
+    """(R, T, C): T new tokens a row, at positions start …, after all blocks; writes the cache.
+
+    The rows of a window are neighbours. `asked`, if given, gets each layer's queries of the audio.
+    """
+    t, heads = ids.shape[1], config.n_text_head
+    windows = cache.xk[0].shape[0] // heads
+    x = embedding(p.token_embedding, ids) + p.positional_embedding[start : start + t]
+    for n, block in enumerate(p.blocks):
+        x = x + attend_text(block.attn, config, layer_norm(block.attn_ln, x), start, cache, n)
+        q = ask_audio(block.cross_attn, config, layer_norm(block.cross_attn_ln, x), windows)
+        if asked is not None:
+            asked.append(q)
+        heard = join_heads(attention(q, cache.xk[n], cache.xv[n]), heads).reshape(*x.shape)
+        x = x + linear(block.cross_attn.out, heard)
+        x = x + feed_forward(block.mlp, layer_norm(block.mlp_ln, x))
+    return layer_norm(p.ln, x)
+
+
+def logits(p: Params, x: Tensor) -> Tensor:
+    """(…, n_vocab) of x (…, C): the output matrix is the embedding."""
+    return linear(p.token_embedding, x).cast(dtype.float32)
+
+
+def alignment(asked: list[Tensor], cache: Cache, heads: Sequence[tuple[int, int]]) -> Tensor:
+    """(len(heads), T, F): how well each audio position answers a token, for some (layer, head)."""
+    q = Tensor.stack(*(asked[layer][head] for layer, head in heads))  # (heads, T, D)
+    k = Tensor.stack(*(cache.xk[layer][head] for layer, head in heads))  # (heads, F, D)
+    return (q @ k.transpose()).cast(dtype.float32) * q.shape[-1] ** -0.5

@@ -1,0 +1,121 @@
+"""Which token comes next: the likeliest, a draw, or the best of several texts side by side.
+
+A search has `rows`, the tokens so far of each candidate, a window's candidates one after another,
+and `sums`, the logs of their probabilities. `advance` adds a token to each row and returns which
+row each of them was before; `finished` gives each window's candidates in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+NEVER = -np.inf  # the logit of what must not come
+
+
+class Sampling:
+    """The likeliest token, or above temperature 0 a draw, in each row for itself."""
+
+    def __init__(
+        self, count: int, temperature: float, eot: int, random: np.random.Generator
+    ) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(count)]
+        self.sums = [0.0] * count
+        self._temperature, self._eot, self._random = temperature, eot, random
+
+    @property
+    def done(self) -> bool:
+        return all(row[-1] == self._eot for row in self.rows)
+
+    def advance(self, logits: np.ndarray) -> Sequence[int]:
+        for n, (row, values) in enumerate(zip(self.rows, logits)):
+            if row and row[-1] == self._eot:
+                row.append(self._eot)
+                continue
+            token = self._choose(values)
+            self.sums[n] += float(values[token] - log_sum(values))
+            row.append(token)
+        return range(len(self.rows))
+
+    def _choose(self, values: np.ndarray) -> int:
+        if self._temperature == 0:
+            return int(values.argmax())
+        chances = np.exp((values - values.max()) / self._temperature, dtype=np.float64).cumsum()
+        return int(np.searchsorted(chances, self._random.random() * chances[-1], side="right"))
+
+    def finished(self, group: int) -> list[list[tuple[list[int], float]]]:
+        """For each window its candidates: tokens without the end, log of the probability."""
+        found = [(_until(row, self._eot), total) for row, total in zip(self.rows, self.sums)]
+        return [found[n : n + group] for n in range(0, len(found), group)]
+
+
+class Beam:
+    """Beam search; with patience p (Kasai et al. 2022) it ends with `size` x p finished texts."""
+
+    def __init__(self, windows: int, size: int, eot: int, patience: float) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(windows * size)]
+        self.sums = [0.0] * (windows * size)
+        self._size, self._eot = size, eot
+        self._most = max(1, round(size * patience))
+        self._found: list[dict[tuple[int, ...], float]] = [{} for _ in range(windows)]
+
+    @property
+    def done(self) -> bool:
+        return all(len(found) >= self._most for found in self._found)
+
+    def advance(self, logits: np.ndarray) -> Sequence[int]:
+        rows, sums, source = [], [], []
+        for window, found in enumerate(self._found):
+            first = window * self._size
+            # Rows that are equal, as at the start, count once.
+            candidates = {
+                (*self.rows[row], token): (self.sums[row] + chance, row)
+                for row in range(first, first + self._size)
+                for token, chance in _likeliest(logits[row], self._size + 1)
+            }
+            ended, kept = [], 0
+            for tokens, (total, row) in sorted(
+                candidates.items(), key=lambda item: item[1][0], reverse=True
+            ):
+                if tokens[-1] == self._eot:
+                    ended.append((tokens, total))
+                    continue
+                rows.append(list(tokens))
+                sums.append(total)
+                source.append(row)
+                kept += 1
+                if kept == self._size:
+                    break
+            found.update(ended[: self._most - len(found)])
+        self.rows, self.sums = rows, sums
+        return source
+
+    def finished(self, group: int) -> list[list[tuple[list[int], float]]]:
+        """As `Sampling.finished`; where too few texts have ended, the likeliest others too."""
+        out = []
+        for window, found in enumerate(self._found):
+            first = window * group
+            order = sorted(range(first, first + group), key=lambda row: -self.sums[row])
+            others = [((*self.rows[row], self._eot), self.sums[row]) for row in order]
+            chosen = [*found.items(), *others[: max(0, group - len(found))]]
+            out.append([(_until(tokens, self._eot), total) for tokens, total in chosen])
+        return out
+
+
+def _likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
+    """The `count` likeliest tokens with the logs of their probabilities, best first."""
+    ids = np.argpartition(logits, -count)[-count:]
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    return list(zip(ids.tolist(), (logits[ids] - log_sum(logits)).tolist()))
+
+
+def _until(tokens: Sequence[int], end: int) -> list[int]:
+    tokens = list(tokens)
+    return tokens[: tokens.index(end)] if end in tokens else tokens
+
+
+def log_sum(values: np.ndarray) -> float:
+    """log of the sum of exp; -inf when all values are."""
+    top = values.max()
+    return float(top + np.log(np.exp(values - top).sum())) if np.isfinite(top) else NEVER

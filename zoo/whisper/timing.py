@@ -1,0 +1,270 @@
+"""When each word is said: dynamic time warping over what some attention heads look at.
+
+Source: openai/whisper, `timing.py` and `transcribe.py`, whose numbers are kept. Times are seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zoo.whisper.transcript import Segment, Word
+
+if TYPE_CHECKING:
+    from zoo.whisper.tokenizer import Tokenizer
+
+TOKENS_PER_SECOND = 50  # positions of the encoder's output
+_MEDIAN = 7  # width of the filter along time, in such positions
+_LONGEST_MEDIAN = 0.7  # however slowly one speaks
+_SENTENCE_ENDS = ".。!！?？"
+_PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
+
+Attend = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]
+
+
+@dataclass
+class WordTiming:
+    """One word of an alignment with its tokens; seconds from the window's begin."""
+
+    word: str
+    tokens: list[int]
+    start: float
+    end: float
+    probability: float
+
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
+
+def align(
+    attention: np.ndarray,
+    token_probs: np.ndarray,
+    text_tokens: Sequence[int],
+    tokenizer: Tokenizer,
+    language: str | None = None,
+) -> list[WordTiming]:
+    """The words of a text and their times.
+
+    `attention` (heads, T, frames) are the weights of the alignment heads on positions of 20 ms, one
+    row for each token of what comes before the text, of `text_tokens`, and for the end token.
+    """
+    words, word_tokens = tokenizer.split_to_words([*text_tokens, tokenizer.eot], language)
+    if len(words) < 2 or not attention.shape[-1]:
+        return []
+    spread = attention.std(-2, keepdims=True)
+    normal = (attention - attention.mean(-2, keepdims=True)) / np.where(spread > 0, spread, 1)
+    matrix = median_filter(normal, _MEDIAN).mean(0)
+    before = len(matrix) - len(text_tokens) - 2  # rows that show another token than the text's
+    text_path, time_path = warp(-matrix[before:-1])
+    begins = time_path[np.diff(text_path, prepend=-1) > 0] / TOKENS_PER_SECOND  # of each token
+    bounds = np.cumsum([0, *map(len, word_tokens[:-1])]).tolist()
+    return [
+        WordTiming(word, tokens, float(begins[a]), float(begins[b]), float(token_probs[a:b].mean()))
+        for word, tokens, (a, b) in zip(words, word_tokens, itertools.pairwise(bounds))
+    ]
+
+
+def median_filter(x: np.ndarray, width: int) -> np.ndarray:
+    """The median of `width` neighbours along the last axis, mirrored at its ends."""
+    half = width // 2
+    if x.shape[-1] <= half:
+        return x
+    padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(half, half)], mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, width, -1)
+    return np.partition(windows, half, -1)[..., half]
+
+
+def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The cheapest monotonic path through `cost` (N, M), as its row and column numbers.
+
+    Sums are float32 and equals are decided as the reference does, so that paths are the same.
+    Computed along anti-diagonals, whose cells depend on the two before only.
+    """
+    rows, columns = cost.shape
+    # [i + j, i]: whether the best way to cell (i, j) comes from (i-1, j-1), (i-1, j) or (i, j-1).
+    origin = np.zeros((rows + columns + 1, rows + 1), np.int8)
+    older, old = np.full((2, rows + 1), np.inf, np.float32)
+    older[0] = 0  # cell (0, 0), outside the matrix as all of row 0 and column 0 is
+    for diagonal in range(2, rows + columns + 1):
+        i = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
+        both, up, left = older[i - 1], old[i - 1], old[i]
+        choice = np.where((both < up) & (both < left), 0, np.where((up < both) & (up < left), 1, 2))
+        origin[diagonal, i] = choice
+        new = np.full(rows + 1, np.inf, np.float32)
+        new[i] = np.choose(choice, (both, up, left)) + cost[i - 1, diagonal - i - 1]
+        older, old = old, new
+    i, j, path = rows, columns, []
+    while i or j:
+        path.append((i - 1, j - 1))
+        step = 2 if not i else 1 if not j else origin[i + j, i]
+        i, j = i - (step != 2), j - (step != 1)
+    text, time = np.array(path[::-1]).T
+    return text, time
+
+
+def merge_punctuation(alignment: Sequence[WordTiming], prepend: str, append: str) -> None:
+    """Join punctuation marks with the word after or before; what was joined is left empty."""
+    following = len(alignment) - 1
+    for i in range(len(alignment) - 2, -1, -1):
+        word = alignment[i]
+        if word.word.startswith(" ") and word.word.strip() in prepend:
+            _join(alignment[following], word, alignment[following])
+        else:
+            following = i
+    previous = 0
+    for i in range(1, len(alignment)):
+        word = alignment[i]
+        if not alignment[previous].word.endswith(" ") and word.word in append:
+            _join(alignment[previous], alignment[previous], word)
+        else:
+            previous = i
+
+
+def _join(into: WordTiming, first: WordTiming, second: WordTiming) -> None:
+    text, tokens = first.word + second.word, first.tokens + second.tokens
+    for part in (first, second):
+        part.word, part.tokens = "", []
+    into.word, into.tokens = text, tokens
+
+
+def add_words(
+    segments: Sequence[Segment],
+    attend: Attend,
+    tokenizer: Tokenizer,
+    language: str | None,
+    prepend: str,
+    append: str,
+    last_speech: float,
+) -> float:
+    """Give the segments of one window their words, and begin and end where their words do.
+
+    `attend(text tokens)` returns the attention and probabilities that `align` takes; `last_speech`
+    is where the last word before the window ends, and where it ends now is returned.
+    """
+    texts = [[t for t in segment.tokens if t < tokenizer.eot] for segment in segments]
+    text = list(itertools.chain.from_iterable(texts))
+    alignment = align(*attend(text), text, tokenizer, language) if text else []
+    durations = [t.duration for t in alignment if t.duration]
+    typical = min(_LONGEST_MEDIAN, float(np.median(durations))) if durations else 0.0
+    if durations:
+        _shorten_at_sentences(alignment, 2 * typical)
+    merge_punctuation(alignment, prepend, append)
+    rest = iter(alignment)
+    for segment, tokens in zip(segments, texts):
+        offset, seen, segment.words = segments[0].seek / 100, 0, []
+        while seen < len(tokens) and (timing := next(rest, None)):
+            seen += len(timing.tokens)
+            if timing.word:
+                times = (round(offset + t, 2) for t in (timing.start, timing.end))
+                segment.words.append(Word(timing.word, *times, timing.probability))
+        if segment.words:
+            _shorten_after_pause(segment.words, last_speech, typical)
+            _fit(segment, segment.words, typical)
+            last_speech = segment.end
+    return last_speech
+
+
+def _shorten_at_sentences(alignment: Sequence[WordTiming], limit: float) -> None:
+    """A long word at a sentence's end holds the pause that follows, one at its begin another's."""
+    for before, word in itertools.pairwise(alignment):
+        if word.duration > limit:
+            if word.word in _SENTENCE_ENDS:
+                word.end = word.start + limit
+            elif before.word in _SENTENCE_ENDS:
+                word.start = word.end - limit
+
+
+def _shorten_after_pause(words: Sequence[Word], last_speech: float, typical: float) -> None:
+    """The first two words after a pause last twice the typical time at most."""
+    first, second, limit = words[0], words[1] if len(words) > 1 else None, 2 * typical
+    if first.end - last_speech <= 4 * typical:
+        return
+    both_long = second is not None and second.end - first.start > 2 * limit
+    if first.end - first.start > limit or both_long:
+        if second is not None and second.end - second.start > limit:
+            first.end = second.start = max(second.end / 2, second.end - limit)
+        first.start = max(0, first.end - limit)
+
+
+def _fit(segment: Segment, words: Sequence[Word], typical: float) -> None:
+    """Let segment and words begin and end together: at the words, unless these are too long."""
+    first, last = words[0], words[-1]
+    if segment.start < first.end and segment.start - 0.5 > first.start:
+        first.start = max(0, min(first.end - typical, segment.start))
+    else:
+        segment.start = first.start
+    if segment.end > last.start and segment.end + 0.5 < last.end:
+        last.end = max(last.start + typical, segment.end)
+    else:
+        segment.end = last.end
+
+
+# What a model makes up where nothing is said has words that are too long, too short or unlikely.
+
+
+def anomaly(word: Word) -> float:
+    """How odd a word is: 0 for a usual one."""
+    duration = word.end - word.start
+    return (word.probability < 0.15) + max(0, 0.133 - duration) * 15 + max(0, duration - 2.0)
+
+
+def is_anomaly(segment: Segment | None) -> bool:
+    """Whether a segment's first words are so odd that they are probably made up."""
+    if segment is None or not segment.words:
+        return False
+    words = [word for word in segment.words if word.word not in _PUNCTUATION][:8]
+    score = sum(map(anomaly, words))
+    return score >= 3 or score + 0.01 >= len(words)
+
+
+def next_with_words(segments: Sequence[Segment]) -> Segment | None:
+    """The first of the segments that has words."""
+    return next((segment for segment in segments if segment.words), None)
+
+
+def end_of(segments: Sequence[Segment]) -> float | None:
+    """Where the last word ends, or the last segment when there are no words."""
+    spoken = next_with_words(segments[::-1])
+    if spoken:
+        return spoken.words[-1].end
+    return segments[-1].end if segments else None
+
+
+def first_made_up(
+    segments: Sequence[Segment],
+    last_speech: float,
+    begin: float,
+    end: float,
+    window_end: float,
+    threshold: float,
+) -> int | None:
+    """The number of the first odd segment that lies between silences or other odd ones, if any.
+
+    `last_speech`: where speech before the window ended; `begin` and `end` of the window's audio,
+    `window_end` of its 30 s; `threshold`: how long a silence is.
+    """
+    for number, segment in enumerate(segments):
+        if not segment.words:
+            continue
+        if is_anomaly(segment):
+            after = next_with_words(segments[number + 1 :])
+            following = after.words[0].start if after else end
+            silence_before = (
+                segment.start - last_speech > threshold
+                or segment.start < threshold
+                or segment.start - begin < 2.0
+            )
+            silence_after = (
+                following - segment.end > threshold
+                or is_anomaly(after)
+                or window_end - segment.end < 2.0
+            )
+            if silence_before and silence_after:
+                return number
+        last_speech = segment.end
+    return None

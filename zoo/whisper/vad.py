@@ -1,0 +1,139 @@
+"""Where there is speech, judged by loudness alone; windows of it, and the way back to the file.
+
+Speech rises well above the noise of its recording, for syllables at a time; noise keeps its level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Clip = tuple[int, int]  # first frame and the one after the last, of 10 ms each
+FRAME_MS = 10
+DIGITAL_SILENCE = -80.0  # dB; quieter frames were cut or faded, and don't show the room's noise
+STEADY = 6.0  # dB; what stays within that is noise: syllables vary by 15 and more
+SYLLABLE, PHONE = 21, 5  # frames
+
+
+def speech(
+    loudness: np.ndarray,
+    threshold_db: float = 10,
+    min_speech_duration_ms: int = 100,
+    min_silence_duration_ms: int = 2000,
+    speech_pad_ms: int = 400,
+) -> list[Clip]:
+    """The clips with speech of a recording whose frames are so loud (dB, 10 ms each).
+
+    The noise floor is the level that a tenth of the frames stay below. A clip begins where the
+    sound is threshold_db above it (or a third of the way to the loudest syllable, in noisy
+    recordings) and lasts until it has been below half of that for min_silence_duration_ms.
+    What is loud for less than min_speech_duration_ms is a click. The rest gets speech_pad_ms on
+    either side. Names as faster-whisper's VadOptions; the durations are chosen so that speech is
+    never cut for a short pause or a faint consonant.
+    """
+    sounding = loudness[loudness > DIGITAL_SILENCE]
+    if not len(sounding):
+        return []
+    level = _smooth(loudness, PHONE)
+    floor = float(np.percentile(sounding, 10))
+    above = float(_smooth(loudness, SYLLABLE).max()) - floor
+    if above < STEADY:
+        return []
+    margin = min(threshold_db, above / 3)
+    runs = _runs(level > floor + margin / 2)
+    loud = np.concatenate([[0], np.cumsum(level > floor + margin)])
+    clips: list[Clip] = []
+    for start, end in runs:
+        if loud[end] == loud[start]:  # never rose to the upper threshold
+            continue
+        if clips and (start - clips[-1][1]) * FRAME_MS < min_silence_duration_ms:
+            clips[-1] = (clips[-1][0], end)
+        else:
+            clips.append((start, end))
+    spoken = [c for c in clips if (loud[c[1]] - loud[c[0]]) * FRAME_MS >= min_speech_duration_ms]
+    return _padded(spoken, speech_pad_ms // FRAME_MS, len(loudness))
+
+
+def windows(
+    clips: Sequence[Clip], loudness: np.ndarray | None = None, limit: int = 3000
+) -> list[list[Clip]]:
+    """Clips packed, in order, into windows of at most `limit` frames together.
+
+    A longer clip is cut where it is quietest in the last third of a window (at the limit, without
+    loudness).
+    """
+    quiet = None if loudness is None else _smooth(loudness, SYLLABLE)
+    packed: list[list[Clip]] = []
+    room = 0
+    for clip in clips:
+        for start, end in _cut(clip, limit, quiet):
+            if end - start > room:
+                packed.append([])
+                room = limit
+            packed[-1].append((start, end))
+            room -= end - start
+    return packed
+
+
+class Timeline:
+    """Clips put one after another, and the way back from their common time to the file's."""
+
+    def __init__(self, clips: Sequence[Clip]) -> None:
+        self.clips = list(clips)
+        lengths = [end - start for start, end in self.clips]
+        self._begins = np.cumsum([0, *lengths])  # of each clip, in condensed frames
+
+    def condense(self, mel: np.ndarray) -> np.ndarray:
+        """The clips' frames of mel (n_mels, frames): (n_mels, frames of all clips)."""
+        parts = [mel[:, :0], *(mel[:, start:end] for start, end in self.clips)]
+        return np.concatenate(parts, axis=1)
+
+    def original(self, seconds: float, end: bool = False) -> float:
+        """Condensed seconds as seconds of the file.
+
+        Where two clips meet it is the beginning of the second one, or with `end` (when something
+        ends there) the end of the first.
+        """
+        if not self.clips:
+            return seconds
+        frame = seconds * 1000 / FRAME_MS
+        place = np.searchsorted(self._begins, frame - 1e-6 if end else frame + 1e-6) - 1
+        i = int(np.clip(place, 0, len(self.clips) - 1))
+        return seconds + float(self.clips[i][0] - self._begins[i]) * FRAME_MS / 1000
+
+
+def _cut(clip: Clip, limit: int, quiet: np.ndarray | None) -> list[Clip]:
+    start, end = clip
+    parts = []
+    while end - start > limit:
+        at = start + limit
+        if quiet is not None:
+            late = start + max(1, limit * 2 // 3)
+            at = late + int(np.argmin(quiet[late : at + 1]))
+        parts.append((start, at))
+        start = at
+    return [*parts, (start, end)]
+
+
+def _padded(clips: Sequence[Clip], pad: int, frames: int) -> list[Clip]:
+    """Clips longer by `pad` on either side, or up to half-way to the next one."""
+    out = []
+    for i, (start, end) in enumerate(clips):
+        before = clips[i - 1][1] if i else -start
+        after = clips[i + 1][0] if i + 1 < len(clips) else 2 * frames - end
+        low = max(start - pad, (before + start + 1) // 2)
+        out.append((low, min(end + pad, (end + after + 1) // 2)))
+    return out
+
+
+def _smooth(loudness: np.ndarray, width: int) -> np.ndarray:
+    """dB of the power averaged over `width` frames around each."""
+    power = 10 ** (np.asarray(loudness, np.float64) / 10)
+    total = np.cumsum(np.pad(power, (width // 2 + 1, width // 2), "edge"))
+    return 10 * np.log10(np.maximum((total[width:] - total[:-width]) / width, 1e-12))
+
+
+def _runs(mask: np.ndarray) -> list[Clip]:
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
+    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]

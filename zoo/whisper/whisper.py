@@ -1,0 +1,105 @@
+"""Whisper: a loaded model that writes down what is said in a recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from zoo.errors import UsageError
+from zoo.whisper import decode as decoding
+from zoo.whisper.context import Context, Network
+from zoo.whisper.languages import code_of
+from zoo.whisper.transcribe import N_FRAMES, transcribe
+from zoo.whisper.transcript import Segment, Transcript
+
+if TYPE_CHECKING:
+    from zoo.whisper.tokenizer import Tokenizer
+
+_SCORED = 32  # positions a call when the logits of all are wanted
+
+
+class Whisper:
+    """A model with its tokenizer. By mel log-mel frames are meant, as `audio.log_mel` gives."""
+
+    def __init__(self, network: Network, tokenizer: Tokenizer, name: str = "model") -> None:
+        self.network, self.tokenizer, self.name = network, tokenizer, name
+        self.config = network.config
+
+    def transcribe(
+        self,
+        audio: Any,
+        on_segment: Callable[[Segment], None] | None = None,
+        progress: Callable[[float, float], None] | None = None,
+        **options: Any,
+    ) -> Transcript:
+        """The text of a recording; see `zoo.whisper.transcribe.transcribe`."""
+        return transcribe(self, audio, on_segment, progress, **options)
+
+    def encode(self, mel: np.ndarray) -> np.ndarray:
+        """Audio features of one window or several: (…, n_mels, up to 3000) -> (…, 1500, C)."""
+        windows, single = self._windows(mel)
+        features = np.array(self.network.encode(windows).numpy())
+        return features[0] if single else features
+
+    def logits(self, mel: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+        """The decoder's logits after each of `tokens`, (len(tokens), n_vocab) float32, all from
+        one window of mel. UsageError for no tokens, too many, or ids outside the vocabulary."""
+        ids = [int(token) for token in tokens]
+        if not 0 < len(ids) <= self.config.n_text_ctx:
+            raise UsageError(f"tokens are 1 to {self.config.n_text_ctx} ids, got {len(ids)}")
+        if not all(0 <= token < self.config.n_vocab for token in ids):
+            raise UsageError(f"token ids are from 0 to {self.config.n_vocab - 1}")
+        rows = self._listening(mel).rows(1)
+        parts = []
+        for first in range(0, len(ids), _SCORED):
+            places = [min(first + n, len(ids) - 1) for n in range(_SCORED)]
+            parts.append(np.array(rows.prompt([ids], places)[0]))
+        return np.concatenate(parts)[: len(ids)]
+
+    def detect_language(self, mel: np.ndarray) -> dict[str, float]:
+        """The probability of each language of one window, by code; only a multilingual model."""
+        if not self.tokenizer.multilingual:
+            raise UsageError(f"{self.name} knows English only, so it can't tell languages")
+        return decoding.detect_language(self._listening(mel), self.tokenizer)[0]
+
+    def decode(self, mel: np.ndarray, seed: int = 0, **options: Any) -> decoding.DecodingResult:
+        """The text of one window; `options` are the fields of `DecodingOptions`."""
+        unknown = options.keys() - set(decoding.OPTIONS)
+        if unknown:
+            raise UsageError(f"unknown option of decode: {', '.join(sorted(unknown))}")
+        given = decoding.DecodingOptions(**options)
+        context = self._listening(mel)
+        language = code_of(given.language) if given.language else "en"
+        if self.tokenizer.multilingual and not given.language:
+            chances = decoding.detect_language(context, self.tokenizer)[0]
+            language = max(chances, key=chances.get)
+        random = np.random.default_rng(seed)
+        return decoding.decode(context, self.tokenizer, given, language, random)[0]
+
+    def rehearse(self) -> None:
+        """Run every program that a transcription with default options uses, on silence."""
+        mel = np.zeros((self.config.n_mels, N_FRAMES), np.float32)
+        for options in ({}, {"beam_size": 5}, {"temperature": 1.0, "best_of": 5}):
+            self.decode(mel, sample_len=4, **options)
+
+    def _listening(self, mel: np.ndarray) -> Context:
+        windows, single = self._windows(mel)
+        if not single:
+            raise UsageError(f"mel is one window, (n_mels, frames), got {windows.shape}")
+        context = self.network.context(1)
+        context.listen(self.network.encode(windows))
+        return context
+
+    def _windows(self, mel: np.ndarray) -> tuple[np.ndarray, bool]:
+        """mel as (B, n_mels, 3000), with zeros behind it, and whether it was a single window."""
+        mel = np.asarray(mel, np.float32)
+        single = mel.ndim == 2
+        windows = mel[None] if single else mel
+        bands = self.config.n_mels
+        if windows.ndim != 3 or windows.shape[1] != bands or windows.shape[2] > N_FRAMES:
+            shape = f"(…, {bands}, up to {N_FRAMES})"
+            raise UsageError(f"mel has the shape {shape}, got {mel.shape}")
+        short = N_FRAMES - windows.shape[2]
+        return np.pad(windows, ((0, 0), (0, 0), (0, short))), single

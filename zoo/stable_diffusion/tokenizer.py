@@ -6,8 +6,8 @@ after HTML entities have been resolved twice, as OpenAI's does.
 
 from __future__ import annotations
 
-import gzip
 import html
+import lzma
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,9 +147,11 @@ def _merged(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]
 @lru_cache(maxsize=1)
 def _package_data() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """CLIP's own vocabulary: letters, letters that end a word, merges, special tokens."""
-    packed = resources.files("zoo.stable_diffusion").joinpath("clip_merges.txt.gz").read_bytes()
+    packed = (
+        resources.files("zoo.stable_diffusion").joinpath("data", "clip_merges.txt.xz").read_bytes()
+    )
     merges = [
-        tuple(line.split(" ")) for line in gzip.decompress(packed).decode().split("\n") if line
+        tuple(line.split(" ")) for line in lzma.decompress(packed).decode().split("\n") if line
     ]
     letters = [chr(point) for point in byte_alphabet()]
     ends = [letter + SUFFIX for letter in letters]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import html
 import json
+import lzma
 import random
 import unicodedata
 
@@ -192,8 +192,10 @@ def test_an_empty_folder_has_no_tokenizer(tmp_path) -> None:
 def test_package_data_is_the_merges_and_nothing_else() -> None:
     from importlib import resources
 
-    packed = resources.files("zoo.stable_diffusion").joinpath("clip_merges.txt.gz").read_bytes()
-    lines = gzip.decompress(packed).decode().splitlines()
+    packed = (
+        resources.files("zoo.stable_diffusion").joinpath("data", "clip_merges.txt.xz").read_bytes()
+    )
+    lines = lzma.decompress(packed).decode().splitlines()
     assert len(lines) == 48894 and lines[0] == "i n" and all(line.count(" ") == 1 for line in lines)
 
 

@@ -25,12 +25,12 @@ def whole_file(path: Path, force: bool = False) -> Iterator[Path]:
     # A letter takes up to 4 bytes, of the 255 that a name may have.
     partial = path.parent / f".{path.name[:50]}.{secrets.token_hex(4)}.partial"
     try:
-        _check(path, force)
+        check_target(path, force)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
         yield partial
         with open(partial, "rb+") as file:
             os.fsync(file.fileno())
-        _check(path, force)  # somebody else may have been quicker
+        check_target(path, force)  # somebody else may have been quicker
         _put(partial, path, force)
     except OSError as error:
         if error.errno in DISK_FULL:
@@ -56,7 +56,8 @@ def _put(partial: Path, path: Path, force: bool) -> None:
     os.replace(partial, path)
 
 
-def _check(path: Path, force: bool) -> None:
+def check_target(path: Path, force: bool) -> None:
+    """WeightError where `whole_file` would refuse the name of the file."""
     if "\0" in str(path):
         raise WeightError("its name has a zero byte", file=path)
     if path.is_dir():

@@ -206,7 +206,7 @@ def test_existing_file_is_kept_without_force(tmp_path):
 
 def test_file_made_at_the_last_moment_is_kept(tmp_path, monkeypatch):
     source, target = big_gguf(tmp_path / "a.gguf"), tmp_path / "b.gguf"
-    monkeypatch.setattr(whole, "_check", lambda path, force: None)  # it was not there yet
+    monkeypatch.setattr(whole, "check_target", lambda path, force: None)  # it was not there yet
 
     def late(done: int, total: int) -> None:
         target.write_bytes(b"precious")

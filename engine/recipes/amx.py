@@ -31,7 +31,7 @@ STRIP = 32  # rows of four tiles
 DEEP = 32  # summed elements per tile
 PART = 640  # summed elements of a strip that stay in the first-level cache
 CACHE = 1 << 20  # bytes of columns that stay in the second-level one
-GROUPS = 4  # work-groups per core, at least, where there are enough rows
+GROUPS = 4  # work-groups per core, at least, where they share rows
 BLOCK = 512  # rows of a work-group, where it isn't known how many there are
 FEWEST = 33  # rows from which on rounding to bfloat16 pays: few of them are bound by memory
 
@@ -142,9 +142,9 @@ def _cut(batch: Int, m: Int, n: Int, depth: int, is_packed: bool, cores: int) ->
     """
     panels = -(-upper(n) // PANEL)
     most = max(1, CACHE // (depth * PANEL * 2))
-    wanted = -(-GROUPS * cores // upper(batch))
     if is_packed or not isinstance(m, int):
-        return _even(panels, max(1, min(most, panels // wanted)), cores), BLOCK
+        return _even(panels, max(1, min(most, panels // cores)), cores), BLOCK
+    wanted = -(-GROUPS * cores // upper(batch))
     groups = -(-panels // most)
     blocks = -(-wanted // groups)
     return -(-panels // groups), -(-m // (STRIP * blocks)) * STRIP

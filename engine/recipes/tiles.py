@@ -14,6 +14,7 @@ from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
 from engine.tiles import Intrinsic, Rows, TilePlan, rows_in_all
 
+COPIES = (2, 3, 4)  # vectors of a tile's row that are written at once
 HUGE = 1 << 23  # bytes: a tile's rows are far apart then, and memory is slow at fetching such lines
 
 
@@ -40,7 +41,7 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     return TilePlan(
         "tiles",
         tuple(block),
-        (1,) * len(block),
+        _unroll(block, vector, lanes),
         tuple(order),
         vector,
         lanes,
@@ -183,6 +184,12 @@ def _orders(
     if parts and not together:
         return loops, loops
     return loops, (*columns, *batch, *counting)
+
+
+def _unroll(block: list[Int], vector: int | None, lanes: int) -> tuple[int, ...]:
+    """Copies along each axis: what is the same for all rows is loaded once, before their loop."""
+    whole = [1 if a != vector else upper(size) // lanes for a, size in enumerate(block)]
+    return tuple(n if n in COPIES else 1 for n in whole)
 
 
 def _vector(facts: Facts, block: list[Int], rows: Rows, strip: int, target: Target) -> int | None:

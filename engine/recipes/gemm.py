@@ -46,6 +46,7 @@ class RegisterTile:
     lanes: int
     native: bool  # whether halves become floats by an instruction
     block: int
+    beside: int = 1
 
     @property
     def columns(self) -> int:
@@ -178,7 +179,7 @@ def _source(spec: RegisterTile) -> str:
     part = f"((row + r) / {rows} * {columns // spec.wide} + c / {spec.wide}) % {spec.shares}"
     given = f"""
     __global const float* left, __global const {form.word}* right,
-    int batch, int row, int column"""
+    int batch, int row, int column, int place, int tiles"""
     panel = f"""
   __global const {form.word}* w = right;
   w += ((long)batch * panels + column / {columns}) * {form.words(depth)};"""

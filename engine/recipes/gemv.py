@@ -38,6 +38,7 @@ class Stream:
     lanes: int
     native: bool  # whether halves become floats by an instruction
     strip: int = MOST
+    beside: int = 1
     block: int = MOST
     work: int = 0
 
@@ -102,7 +103,7 @@ def _source(spec: Stream) -> str:
     return f"""{_rows(spec, 1)}{_rows(spec, together)}
 {code.mark(spec.lanes)} void {name}_tile(
     float* tile, __global const float* left, __global const {form.word}* right,
-    {_TOTALS if form.kind else ""}int batch, int row, int column,
+    {_TOTALS if form.kind else ""}int batch, int row, int column, int place, int tiles,
     int rows, int panels, int apart) {{
   __global const {form.word}* w = right;
   w += ((long)batch * panels + column / {form.width}) * {form.words(spec.depth)};

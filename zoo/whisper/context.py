@@ -121,7 +121,9 @@ class Rows:
             logits = Tensor.where(every < Tensor(words), model.logits(p, x[0]), -float("inf"))
             chosen = every == following[:length].unsqueeze(-1)
             chances = (softmax(logits) * chosen).sum(-1)
-            return model.alignment(asked, cache, network.alignment_heads), chances
+            scores = model.alignment(asked, cache, network.alignment_heads)
+            rest = (0, config.n_text_ctx - length)  # what is read has one size
+            return scores.pad([(0, 0), rest, (0, 0)]), chances.pad([rest])
 
         last = length - 1
         self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
@@ -167,7 +169,8 @@ class Rows:
         padded[1, : len(ids) - 1] = ids[1:]  # what comes after each
         tensor = self.network.tensor
         out = self._align(tensor(padded[:1]), tensor(padded[1]), length=len(ids), words=eot)
-        scores, chances = (np.array(t.numpy()) for t in out)
-        scores = np.exp(scores[:, :, :frames] - scores[:, :, :frames].max(-1, keepdims=True))
+        scores, chances = (t.numpy() for t in out)
+        scores = scores[:, : len(ids), :frames]
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
         first = len(begin) - 1
         return scores / scores.sum(-1, keepdims=True), chances[first : first + len(text)]

@@ -70,6 +70,31 @@ IDS = [
     1265, 644, 345, 460, 466, 329, 534, 1499, 50900,
 ]  # fmt: skip
 
+WORDS = [
+    (" And", 0.0, 0.76, 0.692),
+    (" so", 0.76, 1.06, 0.973),
+    (" my", 1.06, 1.46, 0.571),
+    (" fellow", 1.46, 1.76, 0.999),
+    (" Americans", 1.76, 2.26, 0.878),
+    (" ask", 2.26, 3.88, 0.648),
+    (" not", 3.88, 4.52, 0.844),
+    (" what", 4.52, 5.7, 0.889),
+    (" your", 5.7, 6.02, 0.986),
+    (" country", 6.02, 6.36, 0.997),
+    (" can", 6.36, 6.76, 0.995),
+    (" do", 6.76, 7.02, 0.998),
+    (" for", 7.02, 7.26, 0.99),
+    (" you", 7.26, 8.06, 0.991),
+    (" ask", 8.06, 8.66, 0.291),
+    (" what", 8.66, 8.94, 0.988),
+    (" you", 8.94, 9.28, 0.993),
+    (" can", 9.28, 9.5, 0.996),
+    (" do", 9.5, 9.72, 0.998),
+    (" for", 9.72, 9.92, 0.998),
+    (" your", 9.92, 10.22, 0.994),
+    (" country", 10.22, 10.5, 0.999),
+]
+
 _loaded: dict[tuple[str, str], zoo.whisper.Whisper] = {}
 
 
@@ -111,6 +136,17 @@ def test_tokens_are_the_references(dtype: str) -> None:
     assert [token for segment in got.segments for token in segment.tokens] == IDS
     assert got.language == "en"
     assert got.duration == pytest.approx(11.0)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "f32"])
+def test_words_are_where_the_reference_finds_them(dtype: str) -> None:
+    got = model("tiny.en", dtype).transcribe(DATA / "jfk.flac", word_timestamps=True)
+    words = [word for segment in got.segments for word in segment.words]
+    assert [word.word for word in words] == [text for text, *_ in WORDS]
+    for word, (_, start, end, probability) in zip(words, WORDS):
+        assert word.start == pytest.approx(start, abs=0.021)  # one step of the alignment
+        assert word.end == pytest.approx(end, abs=0.021)
+        assert word.probability == pytest.approx(probability, abs=3e-3)  # as logits within 0.01
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"vad": True}])

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zoo.whisper.tokenizer import Tokenizer
 
 N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
+LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
 HOT = 0.5  # text drawn at a higher temperature is no prompt for what follows
 
 
@@ -66,6 +67,7 @@ class Strand:
     seek: int
     end: int
     said: list[int]  # tokens of its text so far, after the initial prompt
+    nothing: int = 0  # fewer frames at its end hold no speech
     forgotten: int = 0  # how many of them are no prompt any more
     last_speech: float = 0.0  # seconds
     found: list[Segment] = field(default_factory=list)  # not handed out yet
@@ -131,13 +133,15 @@ class _Run:
             timeline = vad.Timeline([(0, recording.frames)])
             yield from (Strand(mel, timeline, *clip, said) for clip in clips)
             return
-        together = [list(clips)]
-        if self.options.batch_size > 1:
-            together = vad.windows(clips, recording.loudness, N_FRAMES)
+        together, count = [list(clips)], self.options.batch_size
+        if count > 1:
+            share = -(-sum(end - start for start, end in clips) // count)
+            length = min(max(share, N_FRAMES), LONGEST)
+            together = vad.windows(clips, recording.loudness, length)
         for some in together:
             timeline = vad.Timeline(some)
             mel = timeline.condense(recording.mel)
-            yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt))
+            yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt), vad.ROOM)
 
     def work(self, strands: Iterator[Strand], count: int) -> None:
         """Work through strands, `count` side by side; what they say is handed out in order."""
@@ -164,7 +168,8 @@ class _Run:
         heard = [strand for strand in strands if not strand.done]
         if not heard:
             return
-        context = self.network.context(count if len(heard) > 1 else 1)
+        # as few windows as there are, but few numbers of them, since each is compiled
+        context = self.network.context(min(count, 1 << (len(heard) - 1).bit_length()))
         mels = np.zeros((context.windows, self.network.config.n_mels, N_FRAMES), np.float32)
         for row, strand in zip(mels, heard):
             row[:, : strand.size] = strand.mel[:, strand.seek : strand.seek + strand.size]
@@ -204,7 +209,7 @@ class _Run:
             self._add_words(context, segments, strand)
             after = self._after_words(segments, result.tokens, strand, after)
         segments = [segment for segment in segments if says_something(segment)]
-        strand.seek = after
+        strand.seek = strand.end if strand.end - after < strand.nothing else after
         strand.found += segments
         strand.said += [token for segment in segments for token in segment.tokens]
         if not self.options.condition_on_previous_text or result.temperature > HOT:

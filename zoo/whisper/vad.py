@@ -15,6 +15,7 @@ DIGITAL_SILENCE = -80.0  # dB; quieter frames were cut or faded, and don't show 
 STEADY = 6.0  # dB; what stays within that is noise: syllables vary by 15 and more
 SYLLABLE, PHONE = 21, 5  # frames
 ACROSS = 0.8  # seconds, twice what clips are padded with
+ROOM = 60  # frames: what clips are padded with, and a bit of the last sound
 
 
 def speech(

@@ -20,7 +20,9 @@ class TranscribeOptions:
     `temperature`: the next is tried when a text repeats itself (compression_ratio_threshold) or
     is unlikely (logprob_threshold). `clip_timestamps`: start, end, … in seconds. `vad`: leave out
     what is silent. `batch_size`: work on so many stretches of speech at once, cut at silences, each
-    without what was said before it as a prompt. `seed` is of the draws above temperature 0.
+    without what was said before it as a prompt. `repetition_guard`: a text that says again what its
+    prompt said is found again without it (openai/whisper has no such guard). `seed` is of the draws
+    above temperature 0.
     """
 
     temperature: float | Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -35,6 +37,7 @@ class TranscribeOptions:
     append_punctuations: str = "\"'.。,，!！?？:：”)]}、"
     clip_timestamps: str | Sequence[float] = "0"
     hallucination_silence_threshold: float | None = None
+    repetition_guard: bool = True
     batch_size: int = 1
     vad: bool = False
     seed: int | None = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
 LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
+REPEATED = 8  # tokens, some six words: more than a turn of phrase
 HOT = 0.5  # text drawn at a higher temperature is no prompt for what follows
 
 
@@ -118,9 +119,8 @@ class _Run:
         if given is None and self.tokenizer.multilingual:
             begin = clips[0][0] if clips else 0
             context = self.network.context(1)
-            context.listen(
-                self.network.encode(self.recording.mel[None, :, begin:][:, :, :N_FRAMES])
-            )
+            mel = self.recording.mel[:, begin : begin + N_FRAMES]
+            context.listen(self.network.encode(mel))
             code = likeliest(detect_language(context, self.tokenizer)[0])
         self.language = code if self.tokenizer.multilingual else "en"
         return self.language
@@ -168,22 +168,19 @@ class _Run:
         heard = [strand for strand in strands if not strand.done]
         if not heard:
             return
-        # as few windows as there are, but few numbers of them, since each is compiled
-        context = self.network.context(min(count, 1 << (len(heard) - 1).bit_length()))
-        mels = np.zeros((context.windows, self.network.config.n_mels, N_FRAMES), np.float32)
-        for row, strand in zip(mels, heard):
-            row[:, : strand.size] = strand.mel[:, strand.seek : strand.seek + strand.size]
-        features = self.network.encode(mels)
-        context.listen(features)
+        context = self.network.context(count if len(heard) > 1 else 1)
+        features = [self.network.encode(s.mel[:, s.seek : s.seek + s.size]) for s in heard]
+        for n, each in enumerate(features):
+            context.listen(each, n)
         if len(heard) == 1:
             self._take(context, heard[0], self._decoded(context, heard[0]))
             return
         first = at_temperature(self.decoding, self.options.temperatures[0])
         first = replace(first, prompt=self.prompt)
         results = decode(context, self.tokenizer, first, self.language, self.random)
-        for n, (strand, result) in enumerate(zip(heard, results)):
-            alone = self.network.context(1)
-            alone.listen(features[n : n + 1])
+        alone = self.network.context(1)
+        for strand, result, each in zip(heard, results, features):
+            alone.listen(each)
             if not self._is_good(result):
                 result = self._decoded(alone, strand, result)
             self._take(alone, strand, result)
@@ -223,13 +220,26 @@ class _Run:
         `tried` is what the first of them gave, if it has been tried.
         """
         result, temperatures = tried, self.options.temperatures[tried is not None :]
+        prompt = self._prompt(strand)
         for temperature in temperatures:
-            options = at_temperature(self.decoding, temperature)
-            options = replace(options, prompt=self._prompt(strand))
+            options = replace(at_temperature(self.decoding, temperature), prompt=prompt)
             result = decode(context, self.tokenizer, options, self.language, self.random)[0]
+            if self._repeats(result.tokens, prompt):
+                options = replace(options, prompt=self.prompt)
+                result = decode(context, self.tokenizer, options, self.language, self.random)[0]
             if self._is_good(result):
                 break
         return result
+
+    def _repeats(self, tokens: Sequence[int], prompt: Sequence[int]) -> bool:
+        """Whether a text says at length what the prompt said: told what came before, the model may
+        go round in circles, and miss what is new."""
+        if not self.options.repetition_guard or len(prompt) == len(self.prompt):
+            return False
+        eot = self.tokenizer.eot
+        new, old = ([token for token in some if token < eot] for some in (tokens, prompt))
+        said = {tuple(old[n : n + REPEATED]) for n in range(len(old) - REPEATED + 1)}
+        return any(tuple(new[n : n + REPEATED]) in said for n in range(len(new)))
 
     def _prompt(self, strand: Strand) -> list[int]:
         """What was said before, as far as it may be a prompt."""

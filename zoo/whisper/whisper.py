@@ -41,9 +41,10 @@ class Whisper:
 
     def encode(self, mel: np.ndarray) -> np.ndarray:
         """Audio features of one window or several: (…, n_mels, up to 3000) -> (…, 1500, C)."""
-        windows, single = self._windows(mel)
-        features = np.array(self.network.encode(windows).numpy())
-        return features[0] if single else features
+        mel = self._checked(mel)
+        if mel.ndim == 2:
+            return self.network.encode(mel)
+        return np.stack([self.network.encode(window) for window in mel])
 
     def logits(self, mel: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
         """The decoder's logits after each of `tokens`, (len(tokens), n_vocab) float32, all from
@@ -86,21 +87,15 @@ class Whisper:
             self.decode(mel, sample_len=4, **options)
 
     def _listening(self, mel: np.ndarray) -> Context:
-        windows, single = self._windows(mel)
-        if not single:
-            raise UsageError(f"mel is one window, (n_mels, frames), got {windows.shape}")
+        mel = self._checked(mel)
+        if mel.ndim != 2:
+            raise UsageError(f"mel is one window, (n_mels, frames), got {mel.shape}")
         context = self.network.context(1)
-        context.listen(self.network.encode(windows))
+        context.listen(self.network.encode(mel))
         return context
 
-    def _windows(self, mel: np.ndarray) -> tuple[np.ndarray, bool]:
-        """mel as (B, n_mels, 3000), with zeros behind it, and whether it was a single window."""
-        mel = np.asarray(mel, np.float32)
-        single = mel.ndim == 2
-        windows = mel[None] if single else mel
-        bands = self.config.n_mels
-        if windows.ndim != 3 or windows.shape[1] != bands or windows.shape[2] > N_FRAMES:
-            shape = f"(…, {bands}, up to {N_FRAMES})"
-            raise UsageError(f"mel has the shape {shape}, got {mel.shape}")
-        short = N_FRAMES - windows.shape[2]
-        return np.pad(windows, ((0, 0), (0, 0), (0, short))), single
+    def _checked(self, mel: np.ndarray) -> np.ndarray:
+        mel, bands = np.asarray(mel, np.float32), self.config.n_mels
+        if mel.ndim not in (2, 3) or mel.shape[-2] != bands or mel.shape[-1] > N_FRAMES:
+            raise UsageError(f"mel is (…, {bands}, up to {N_FRAMES}), got {mel.shape}")
+        return mel

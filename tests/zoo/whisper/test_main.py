@@ -184,6 +184,7 @@ def test_options_and_defaults_are_openai_whispers(model):
                 "append_punctuations": "\"'.。,，!！?？:：”)]}、",
                 "clip_timestamps": "0",
                 "hallucination_silence_threshold": None,
+                "repetition_guard": True,
                 "batch_size": 1,
                 "vad": False,
                 "seed": None,

@@ -222,3 +222,16 @@ def test_progress_goes_up_to_the_end() -> None:
 def test_wrong_options_are_refused(options: dict, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         model("tiny.en").transcribe(DATA / "austen-0890.wav", **options)
+
+
+def test_a_sentence_said_again_and_again_is_heard_each_time() -> None:
+    """Told what came before, the model alone goes round in circles and misses what is new."""
+    files = ("jfk.flac", "austen-0870.wav", "austen-0890.wav")
+    parts = [audio.load_audio(DATA / file) for file in files]
+    gap = np.random.default_rng(0).normal(size=16000).astype(np.float32) * 1e-4
+    samples = np.concatenate([x for _ in range(3) for part in parts for x in (part, gap)])
+    got = model("tiny.en").transcribe(samples)
+    for words in ("my fellow Americans", "John Dashwood", "rather selfish"):
+        assert got.text.count(words) == 3
+    missed = model("tiny.en").transcribe(samples, repetition_guard=False)
+    assert any(missed.text.count(w) < 3 for w in ("my fellow Americans", "rather selfish"))

@@ -169,7 +169,9 @@ class _Run:
         if not heard:
             return
         context = self.network.context(count if len(heard) > 1 else 1)
-        features = [self.network.encode(s.mel[:, s.seek : s.seek + s.size]) for s in heard]
+        features = [
+            self.network.encode(s.mel[:, s.seek : s.seek + s.size], quick=count > 1) for s in heard
+        ]
         for n, each in enumerate(features):
             context.listen(each, n)
         if len(heard) == 1:

@@ -188,12 +188,12 @@ class _Run:
             self._take(alone, strand, result)
 
     def _is_mute(self, strand: Strand) -> bool:
-        """Whether the window holds digital silence, in which the model hears things (" you", with
-        a good probability)."""
+        """Whether nothing is said in the window for certain: the model hears things (" you", with a
+        good probability) in digital silence, and stories in a steady tone."""
         end = strand.timeline.original(strand.begin + strand.size / FRAMES_PER_SECOND, True)
         ends = (strand.timeline.original(strand.begin), end)
         first, last = (round(seconds * FRAMES_PER_SECOND) for seconds in ends)
-        return bool((self.recording.loudness[first:last] <= vad.DIGITAL_SILENCE).all())
+        return vad.is_steady(self.recording.loudness[first:last])
 
     def _take(self, context: Context, strand: Strand, result: DecodingResult) -> None:
         """Take in what a window says, and move on to the next."""

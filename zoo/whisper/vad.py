@@ -57,6 +57,14 @@ def speech(
     return _padded(spoken, speech_pad_ms // FRAME_MS, len(loudness))
 
 
+def is_steady(loudness: np.ndarray) -> bool:
+    """Whether frames are digital silence, or two seconds and more of one unvarying sound."""
+    if (loudness <= DIGITAL_SILENCE).all():
+        return True
+    level = _smooth(loudness, PHONE)[PHONE:-PHONE]
+    return len(level) > 200 and bool(level.max() - level.min() < STEADY)
+
+
 def windows(
     clips: Sequence[Clip], loudness: np.ndarray | None = None, limit: int = 3000
 ) -> list[list[Clip]]:

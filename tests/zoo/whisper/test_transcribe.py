@@ -172,6 +172,14 @@ def test_silence_says_nothing(options: dict) -> None:
         assert (got.text, got.segments) == ("", [])
 
 
+def test_a_steady_sound_says_nothing() -> None:
+    time = np.arange(20 * 16000) / 16000
+    tone = np.sin(2 * np.pi * 440 * time) + np.sin(2 * np.pi * 554.4 * time)
+    noise = np.random.default_rng(0).normal(size=len(time)) * 0.1
+    for samples in (tone * 0.3, noise):
+        assert model("tiny.en").transcribe(samples.astype(np.float32)).text == ""
+
+
 def test_no_segment_ends_after_the_recording() -> None:
     samples = audio.load_audio(DATA / "jfk.flac")[: int(9.3 * 16000)]
     got = model("tiny.en").transcribe(samples)

@@ -189,7 +189,7 @@ def _texts(workers: list[Worker], skipped: dict[str, str], file: str) -> dict[st
 
 def _differing(text: str, ours: str) -> float:
     """The words that differ from ours, as a part of ours, whatever their spelling."""
-    from zoo.whisper.normalizer import wer
+    from bench.wer import wer
 
     return wer(ours, text)
 

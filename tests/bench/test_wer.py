@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.whisper import normalizer
-from zoo.whisper.normalizer import basic, edit_distance, english, wer
+from bench import wer as normalizer
+from bench.wer import basic, edit_distance, english, wer
 
 
 @pytest.mark.parametrize(

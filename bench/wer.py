@@ -95,7 +95,7 @@ def english(text: str) -> str:
 @lru_cache(1)
 def _american() -> dict[str, str]:
     """British spelling -> American."""
-    file = resources.files("zoo.whisper") / "data" / "spelling.txt.xz"
+    file = resources.files("bench") / "data" / "spelling.txt.xz"
     lines = lzma.decompress(file.read_bytes()).decode().split("\n")
     return dict(line.split(" ") for line in lines)
 

@@ -286,7 +286,7 @@ class _Run:
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
         task = self.decoding.get("task", "transcribe")
         begin = [*self.tokenizer.sequence(self.language, task), self.tokenizer.no_timestamps]
-        frames = strand.size * self.network.config.n_audio_ctx // N_FRAMES
+        frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
 
         def attend(text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
             return context.rows(1).align(begin, text, self.tokenizer.eot, frames)

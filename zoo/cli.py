@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import os
 import signal
 import sys
@@ -42,6 +43,10 @@ class Parser(argparse.ArgumentParser):
         hint = ""
         if self.takes_text and not left[0].startswith("-"):
             hint = "; a text of several words goes in quotes"
+        known = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        near = difflib.get_close_matches(left[0].partition("=")[0], known, n=1, cutoff=0.75)
+        if near:
+            hint = f"; did you mean {near[0]}?"
         self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
 
     def parse_known_args(self, args=None, namespace=None):

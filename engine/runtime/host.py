@@ -46,7 +46,7 @@ def provide_linker() -> None:
     if found is None or not found.submodule_search_locations:
         raise DeviceError(
             "pocl needs the linker `ld` on PATH: install binutils, or pip install "
-            "'menagerie[linker]', or use --device reference"
+            "ziglang, or use --device reference"
         )
     zig = Path(found.submodule_search_locations[0]) / "zig"
     folder = Path(tempfile.mkdtemp(prefix="menagerie-ld-"))

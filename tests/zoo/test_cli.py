@@ -91,6 +91,17 @@ def test_left_over_arguments_name_the_commands_own_help(args, command_name, quot
     assert ("quotes" in err) == quotes
 
 
+@pytest.mark.parametrize(
+    ("flag", "near"),
+    [("--max-token", "--max-tokens"), ("--max-token=5", "--max-tokens"), ("--no-such-flag", None)],
+)
+def test_a_misspelt_flag_is_told_the_one_it_is_near_to(flag, near, capsys):
+    with pytest.raises(SystemExit):
+        parser().parse_args(["chat", "hi", flag])
+    err = capsys.readouterr().err
+    assert (f"; did you mean {near}?;" in err) if near else "did you mean" not in err
+
+
 def test_package_alone_points_to_the_models_commands():
     result = command(module="zoo")
     assert result.returncode == 2

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ _EXAMPLES = f"""examples:
   transcribe *.m4a -f all -o texts            as files of every format
   transcribe film.mkv --task translate --language French
   transcribe talk.mp3 --word-timestamps --highlight-words -f vtt
-  transcribe long.mp3 --batch-size 8 --vad    several windows at a time, silences left out
+  transcribe long.mp3 --batch-size 8          eight stretches at a time, silences left out
   transcribe --mic                            what is said now; Ctrl-C ends
   ffmpeg -i URL -f s16le -ac 1 -ar 16000 - | transcribe --stdin-pcm
 
@@ -48,11 +49,16 @@ def transcribe_main(args: Sequence[str] | None = None) -> int:
 
 
 def _about(before: str) -> dict[str, str]:
+    from zoo.whisper.languages import LANGUAGES
+
+    names = sorted(f"{name.title()} ({code})".replace(" ", "_") for code, name in LANGUAGES.items())
+    indent = {"initial_indent": "  ", "subsequent_indent": "  "}
+    known = textwrap.fill(", ".join(names), 100, **indent).replace("_", " ")  # none broken in two
     return {
         "prog": f"{before}transcribe",
         "usage": f"{before}transcribe [options] AUDIO…",
         "description": "Write down what is said in recordings.",
-        "epilog": _EXAMPLES,
+        "epilog": f"{_EXAMPLES}\nlanguages:\n{known}\n",
     }
 
 

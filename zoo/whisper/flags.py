@@ -23,7 +23,9 @@ def _optional(kind: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text == "None" else kind(text)
 
 
-def _language(text: str) -> str:
+def _language(text: str) -> str | None:
+    if text.lower() == "auto":  # as whisper.cpp spells it
+        return None
     from zoo.errors import UserError
     from zoo.whisper.languages import code_of
 
@@ -52,14 +54,14 @@ _POSITIVE, _TEXT = _optional(cli.number(1e-6)), _optional(str)
 # last group are options of Whisper.transcribe.
 _FLAGS = {
     "output": (
-        ("--verbose", None, None, None, "print times, too; False: print nothing"),
+        ("--verbose", None, None, None, "print times, too; False: print no text"),
         ("--highlight-words", None, None, False, "underline each word as it is spoken in srt, vtt"),
         ("--max-line-width", _COUNT, "N", None, "most characters in a line of srt and vtt"),
         ("--max-line-count", _COUNT, "N", None, "most lines in a subtitle; with --max-line-width"),
         ("--max-words-per-line", _COUNT, "N", None, "most words in a subtitle"),
     ),
     "what is said": (
-        ("--language", _optional(_language), "L", None, "as en or English; without it detected"),
+        ("--language", _optional(_language), "L", None, "as en or English; auto: by listening"),
         ("--initial-prompt", _TEXT, "TEXT", None, "said before: gives names and style"),
         ("--carry-initial-prompt", None, None, False, "give that to every window of 30 s"),
         ("--condition-on-previous-text", None, None, True, "each window is told what came before"),
@@ -68,7 +70,7 @@ _FLAGS = {
     ),
     "speed": (
         ("--batch-size", cli.integer(1), "N", 1, "windows at a time, each without the one before"),
-        ("--vad", None, None, False, "leave out what is silent"),
+        ("--vad", None, None, False, "leave out what is silent, as --batch-size does"),
     ),
     "search": (
         ("--temperature", cli.number(0), "T", 0.0, "0: the likeliest text; higher: more varied"),

@@ -181,7 +181,7 @@ def microphone(put: Put) -> Iterator[None]:
         import sounddevice
     except (ImportError, OSError) as error:  # OSError: it found no PortAudio
         raise UserError(
-            f"--mic needs sounddevice ({one_line(error)}): pip install 'menagerie[mic]'"
+            f"--mic needs sounddevice and PortAudio ({one_line(error)}): pip install sounddevice"
         ) from None
     try:
         with sounddevice.RawInputStream(

@@ -35,7 +35,14 @@ class Whisper:
         on_language: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Transcript:
-        """The text of a recording; see `zoo.whisper.transcribe.transcribe`."""
+        """The text of a recording: a path, "-" for stdin, or samples (1-D float32, 16 kHz).
+
+        `on_segment` is called with each segment as it is found, `progress` with the seconds done
+        and in all, `on_language` with the code of the language that was heard. `options` are the
+        fields of `zoo.whisper.options.TranscribeOptions` and `zoo.whisper.decode.DecodingOptions`,
+        such as language, task, beam_size, word_timestamps, batch_size. UsageError for options that
+        are unknown or contradict each other, AudioError for what can't be read as audio.
+        """
         told = on_segment, progress, on_language
         return transcribe(self.network, self.tokenizer, audio, *told, **options)
 

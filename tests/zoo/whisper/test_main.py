@@ -275,6 +275,13 @@ def test_help_starts_nothing():
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert run.returncode == 0 and run.stdout.endswith("[]\n"), run.stderr
     assert "examples:" in run.stdout and "--word-timestamps" in run.stdout
+    assert "Haitian Creole (ht)" in run.stdout and "Cantonese (yue)" in run.stdout
+
+
+def test_language_auto_is_found_by_listening(model):
+    for flags in (["--language", "auto"], ["--language=Auto"], ["--language", "None"], []):
+        assert transcribe_main([JFK, *flags]) == 0
+    assert [options["language"] for _, options in model.calls] == [None] * 4
 
 
 # --- live ----------------------------------------------------------------------------------------
@@ -305,4 +312,4 @@ def test_without_a_microphone_it_is_one_line(model, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     assert transcribe_main(["--mic"]) == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "menagerie[mic]" in err
+    assert err.count("\n") == 1 and "pip install sounddevice" in err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ REACH = N_FFT // 2  # samples that a frame sees on either side of its middle
 BINS = N_FFT // 2 + 1
 RATES = range(1000, 1_000_000)  # Hz; others are a damaged header's, and might never end
 QUIET = 1e-10  # the power that counts as silence
+LOUDEST = 1e9  # samples are from -1 to 1, but any scale will do whose power float32 can hold
 Source = Any  # a path, "-" for stdin, an open binary file, or an array of samples at 16 kHz
 
 
@@ -79,9 +81,10 @@ def _from_array(array: np.ndarray) -> np.ndarray:
     scale = 32768 if array.dtype == np.int16 else 1
     if array.ndim == 2:
         array = array.mean(int(np.argmin(array.shape)), dtype=np.float64)
-    array = np.ascontiguousarray(array, np.float32) / np.float32(scale)
-    if not np.isfinite(array).all():
-        raise AudioError("samples hold infinities or NaN")
+    with np.errstate(over="ignore"):  # to infinity
+        array = np.ascontiguousarray(array, np.float32) / np.float32(scale)
+    if not np.abs(array).max() <= LOUDEST:
+        raise AudioError(f"samples hold infinities or NaN, or numbers beyond {LOUDEST:.0e}")
     return array
 
 
@@ -90,6 +93,8 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
     if source == "-":
         source = sys.stdin.buffer
     elif not hasattr(source, "read"):
+        if not isinstance(source, (str, os.PathLike)) or "\0" in str(source):
+            raise AudioError(f"a path, an open file or an array is expected, got {source!r:.99}")
         # Opened here: FFmpeg would take "http:…" and the like for an address.
         source = stack.enter_context(open(source, "rb"))
     if source.seekable():

@@ -7,13 +7,14 @@ Source: Radford et al. 2022, section 4.5; option names, defaults and results are
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.errors import UsageError
+from zoo.errors import UsageError, UserError
 from zoo.whisper.context import Context
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
 
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
+
+
+MOST = 128  # candidates, windows: more than make sense, and than fit into memory
+_KINDS = {"None": type(None), "str": str, "int": Integral, "float": Real, "bool": object,
+          "Sequence[int]": (Sequence, np.ndarray),
+          "Sequence[float]": (Sequence, np.ndarray)}  # fmt: skip
+_RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
+           "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),
+           "max_initial_timestamp": (0, 1e6)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,21 +59,31 @@ class DecodingOptions:
     max_initial_timestamp: float | None = 1.0
 
     def __post_init__(self) -> None:
+        check(self, _RANGES)
         wrong = (
             (self.task not in ("transcribe", "translate"), "task is transcribe or translate"),
-            (self.temperature < 0, "temperature is 0 or more"),
             (self.beam_size and self.best_of, "beam_size and best_of exclude each other"),
             (self.beam_size and self.temperature, "beam_size is for temperature 0"),
             (self.best_of and not self.temperature, "best_of is for a temperature above 0"),
             (self.patience and not self.beam_size, "patience needs beam_size"),
-            (not 0 <= (self.length_penalty or 0) <= 1, "length_penalty is from 0 to 1"),
-            *((getattr(self, name) is not None and getattr(self, name) <= 0,
-               f"{name} is more than 0") for name in ("beam_size", "best_of", "patience",
-                                                      "sample_len")),
-        )  # fmt: skip
+        )
         for is_wrong, rule in wrong:
             if is_wrong:
                 raise UsageError(rule)
+
+
+def check(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """UsageError for a field of a dataclass that isn't what its annotation says, or out of range.
+
+    Any value will do as a bool. NaN is in no range.
+    """
+    for item in fields(options):
+        name, value = item.name, getattr(options, item.name)
+        if not isinstance(value, tuple(_KINDS[kind] for kind in item.type.split(" | "))):
+            raise UsageError(f"{name} must be {item.type}, got {value!r}")
+        low, high = ranges.get(name, (-np.inf, np.inf))
+        if isinstance(value, Real) and not low <= value <= high:
+            raise UsageError(f"{name} must be from {low} to {high}, got {value!r}")
 
 
 OPTIONS = tuple(field.name for field in fields(DecodingOptions))
@@ -93,7 +113,7 @@ def decode(
     limit = context.network.config.n_text_ctx
     begin = initial_tokens(tokenizer, options, language, limit)
     rules = _rules(tokenizer, options, context.network.config.n_audio_ctx)
-    group = options.beam_size or options.best_of or 1
+    group = int(options.beam_size or options.best_of or 1)
     rows = context.rows(group)
     if options.beam_size:
         search = Beam(context.windows, group, tokenizer.eot, options.patience or 1.0)
@@ -101,10 +121,12 @@ def decode(
         search = Sampling(rows.count, options.temperature, tokenizer.eot, random)
     places = begin.index(tokenizer.sot), len(begin) - 1
     at_sot, logits = rows.prompt([begin] * context.windows, places).swapaxes(0, 1)
+    if not np.isfinite(at_sot).all():
+        raise UserError("the model computes infinities or NaN: its weights are damaged")
     silent = _softmax(at_sot)[:, tokenizer.no_speech]
     logits = np.repeat(logits, group, axis=0)
     source = [row // group for row in range(rows.count)]  # the rows that were given the prompt
-    end = min(len(begin) + (options.sample_len or limit // 2), limit + 1)
+    end = min(len(begin) + int(options.sample_len or limit // 2), limit + 1)
     for place in range(len(begin), end):  # of the token that is looked for
         if search.rows[0]:
             rows.reorder(source, place - 1)
@@ -112,6 +134,7 @@ def decode(
             source = range(rows.count)
         for rule in rules:
             rule(logits, search.rows)
+        logits[logits.max(-1) == NEVER, tokenizer.eot] = 0  # nothing may come: the text ends
         source = [source[row] for row in search.advance(logits)]
         if search.done:
             break
@@ -133,9 +156,10 @@ def initial_tokens(
 ) -> list[int]:
     """What the decoder is given to begin with: earlier text, the task, the text's first words."""
     half = n_text_ctx // 2
-    prompt, prefix = (_ids(tokenizer, text) for text in (options.prompt, options.prefix))
+    prompt, prefix = (_ids(tokenizer, options, name) for name in ("prompt", "prefix"))
     begin = [*tokenizer.sequence(language, options.task, not options.without_timestamps)]
-    begin += prefix[-(half - (options.sample_len or half)) :]
+    prefix = prefix[-(half - int(options.sample_len or half)) :]
+    begin += prefix[len(begin) - half :]  # so that a prompt fits, too
     return [tokenizer.sot_prev, *prompt[-(half - 1) :], *begin] if prompt else begin
 
 
@@ -145,8 +169,15 @@ def compression_ratio(text: str) -> float:
     return len(raw) / len(zlib.compress(raw))
 
 
-def _ids(tokenizer: Tokenizer, text: str | Sequence[int] | None) -> list[int]:
-    return tokenizer.encode(" " + text.strip()) if isinstance(text, str) else list(text or ())
+def _ids(tokenizer: Tokenizer, options: DecodingOptions, name: str) -> list[int]:
+    """The tokens of an option that is text, ids, or None."""
+    given = getattr(options, name)
+    if isinstance(given, str):
+        return tokenizer.encode(" " + given.strip())
+    ids = [] if given is None else list(given)
+    if not all(isinstance(i, Integral) and 0 <= i < tokenizer.n_vocab for i in ids):
+        raise UsageError(f"{name} must be text, or ids from 0 to {tokenizer.n_vocab - 1}")
+    return ids
 
 
 def _result(tokenizer, options, language, candidates, silence) -> DecodingResult:
@@ -166,7 +197,7 @@ def _result(tokenizer, options, language, candidates, silence) -> DecodingResult
         text=text,
         avg_logprob=float(total) / (len(tokens) + 1),
         no_speech_prob=silence,
-        temperature=options.temperature,
+        temperature=float(options.temperature),
         compression_ratio=compression_ratio(text),
     )
 
@@ -199,7 +230,7 @@ def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> 
 
 
 def _suppressed(tokenizer: Tokenizer, given: str | Sequence[int] | None) -> list[int]:
-    if not given and not isinstance(given, str):
+    if given is None or len(given) == 0:
         return []
     try:
         ids = [int(i) for i in (given.split(",") if isinstance(given, str) else given) if i != ""]

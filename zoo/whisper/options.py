@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any
 
 from zoo.errors import UsageError
 from zoo.whisper.audio import FRAMES_PER_SECOND
-from zoo.whisper.decode import OPTIONS, DecodingOptions
+from zoo.whisper.decode import MOST, OPTIONS, DecodingOptions, check
 
 Clip = tuple[int, int]  # first frame, frame behind the last
+_RANGES = {"batch_size": (1, MOST), "seed": (0, float("inf"))}
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,13 @@ class TranscribeOptions:
     vad: bool = False
     seed: int | None = None
 
+    def __post_init__(self) -> None:
+        check(self, _RANGES)
+
     @property
     def temperatures(self) -> tuple[float, ...]:
         given = self.temperature
-        return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),)
+        return (given,) if isinstance(given, Real) else tuple(given)
 
     def clips(self, frames: int) -> list[Clip]:
         """The clips of a recording of so many frames; UsageError for times that are none."""
@@ -79,8 +84,6 @@ def parsed(options: dict[str, Any]) -> tuple[TranscribeOptions, dict[str, Any]]:
     decoding = {k: v for k, v in options.items() if k not in NAMES}
     if not given.temperatures:
         raise UsageError("temperature is a number or several, got none")
-    if given.batch_size < 1:
-        raise UsageError(f"batch_size must be 1 or more, got {given.batch_size}")
     for temperature in given.temperatures:
         at_temperature(decoding, temperature)
     return given, decoding
@@ -88,6 +91,6 @@ def parsed(options: dict[str, Any]) -> tuple[TranscribeOptions, dict[str, Any]]:
 
 def at_temperature(given: dict[str, Any], temperature: float) -> DecodingOptions:
     """The options at a temperature: beams are for 0, several draws for what is above it."""
-    unfit = ("beam_size", "patience") if temperature > 0 else ("best_of",)
+    unfit = ("best_of",) if temperature == 0 else ("beam_size", "patience")
     fit = {key: value for key, value in given.items() if key not in unfit}
     return DecodingOptions(**fit, temperature=temperature)

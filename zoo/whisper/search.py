@@ -41,7 +41,7 @@ class Sampling:
     def _choose(self, values: np.ndarray) -> int:
         if self._temperature == 0:
             return int(values.argmax())
-        chances = np.exp((values - values.max()) / self._temperature, dtype=np.float64).cumsum()
+        chances = np.exp((values - values.max()).astype(float) / self._temperature).cumsum()
         return int(np.searchsorted(chances, self._random.random() * chances[-1], side="right"))
 
     def finished(self, group: int) -> list[list[tuple[list[int], float]]]:

@@ -340,6 +340,8 @@ def test_scrambled_files_give_samples_or_one_line(seed, capfd):
     [
         (np.array([0, np.nan], np.float32), "infinities or NaN"),
         (np.array([0, -np.inf]), "infinities or NaN"),
+        (np.array([0, 1e30], np.float32), "beyond 1e+09"),
+        (np.array([0, 1e300]), "beyond 1e+09"),
         (np.zeros(0, np.float32), "non-empty"),
         (np.zeros((2, 3, 4), np.float32), "1 or 2 axes"),
         (np.zeros(5, np.uint8), "float or int16"),
@@ -347,6 +349,11 @@ def test_scrambled_files_give_samples_or_one_line(seed, capfd):
 )
 def test_arrays_that_are_no_sound(array, problem):
     assert problem in failure(array)
+
+
+@pytest.mark.parametrize("source", [None, 5, [0.0] * 5, b"a.wav", "a\0b"])
+def test_what_is_neither_path_nor_file_nor_array(source):
+    assert "an array is expected" in failure(source)
 
 
 # --- openai/whisper ------------------------------------------------------------------------------

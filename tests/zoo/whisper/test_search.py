@@ -147,15 +147,35 @@ def test_timestamps_together_likelier_than_any_text_win() -> None:
         ({"best_of": 5}, "above 0"),
         ({"patience": 2.0}, "beam_size"),
         ({"length_penalty": 1.5}, "0 to 1"),
-        ({"beam_size": 0}, "more than 0"),
-        ({"sample_len": -1}, "more than 0"),
+        ({"beam_size": 0}, "from 1 to 128"),
+        ({"beam_size": 10**9}, "from 1 to 128"),
+        ({"beam_size": 1.5}, "beam_size must be int"),
+        ({"beam_size": "5"}, "beam_size must be int"),
+        ({"patience": float("nan"), "beam_size": 2}, "patience must be from"),
+        ({"sample_len": -1}, "sample_len must be from 1"),
+        ({"language": 5}, "language must be str"),
+        ({"prefix": 5}, "prefix must be str"),
+        ({"suppress_tokens": 5}, "suppress_tokens must be str"),
+        ({"max_initial_timestamp": -1}, "max_initial_timestamp must be from 0"),
+        ({"temperature": None}, "temperature must be float"),
+        ({"temperature": float("inf")}, "temperature must be from 0"),
         ({"task": "sing"}, "transcribe or translate"),
-        ({"temperature": -0.1}, "0 or more"),
+        ({"temperature": -0.1}, "from 0"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict, rule: str) -> None:
     with pytest.raises(UsageError, match=rule):
         DecodingOptions(**options)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    DecodingOptions(beam_size=np.int64(2), patience=np.float32(2), suppress_tokens=np.arange(3))
+
+
+def test_the_highest_temperature_draws_from_all_tokens() -> None:
+    search = Sampling(50, 1e6, EOT, np.random.default_rng(0))
+    search.advance(np.tile(np.float32([0, 5, NEVER, -5]), (50, 1)))
+    assert {row[0] for row in search.rows} == {0, 1, 3}
 
 
 def test_a_text_that_repeats_itself_has_a_high_compression_ratio() -> None:

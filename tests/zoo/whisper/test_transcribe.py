@@ -12,7 +12,7 @@ import pytest
 
 import zoo.whisper
 from weights import FetchError, resolve
-from zoo.errors import UsageError
+from zoo.errors import UsageError, UserError
 from zoo.whisper import audio
 
 DATA = Path(__file__).parent / "data"
@@ -220,7 +220,16 @@ def test_progress_goes_up_to_the_end() -> None:
     [
         ({"beams": 5}, "beams"),
         ({"temperature": ()}, "temperature"),
+        ({"temperature": ("a",)}, "temperature"),
+        ({"temperature": "0"}, "temperature"),
         ({"batch_size": 0}, "batch_size"),
+        ({"batch_size": 10**9}, "batch_size"),
+        ({"seed": -1}, "seed"),
+        ({"initial_prompt": [1, 2]}, "initial_prompt"),
+        ({"append_punctuations": None}, "append_punctuations"),
+        ({"logprob_threshold": "a"}, "logprob_threshold"),
+        ({"prefix": ["a"]}, "prefix"),
+        ({"prefix": [-1]}, "prefix"),
         ({"temperature": (0.0, -1.0)}, "temperature"),
         ({"language": "klingon"}, "klingon"),
         ({"suppress_tokens": "a,b"}, "suppress_tokens"),
@@ -230,6 +239,32 @@ def test_progress_goes_up_to_the_end() -> None:
 def test_wrong_options_are_refused(options: dict, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         model("tiny.en").transcribe(DATA / "austen-0890.wav", **options)
+
+
+def test_options_may_be_numpy_arrays() -> None:
+    given = {"temperature": np.array([0, 0.2]), "suppress_tokens": np.array([-1])}
+    found = model("tiny.en").transcribe(DATA / "austen-0890.wav", beam_size=np.int64(2), **given)
+    plain = model("tiny.en").transcribe(DATA / "austen-0890.wav", beam_size=2)
+    assert found.text == plain.text
+
+
+def test_where_no_token_may_come_the_text_ends() -> None:
+    every = range(model("tiny.en").config.n_vocab)
+    found = model("tiny.en").transcribe(DATA / "austen-0890.wav", suppress_tokens=every)
+    assert found.text == ""
+
+
+def test_the_longest_prompt_and_prefix_fit() -> None:
+    given = {"prefix": "word " * 500, "initial_prompt": "word " * 500}
+    model("tiny.en").transcribe(DATA / "austen-0890.wav", temperature=0.0, **given)
+
+
+def test_damaged_weights_are_one_line(monkeypatch) -> None:
+    damaged = model("tiny.en")
+    sound = np.full((1500, damaged.config.n_audio_state), np.nan, np.float32)
+    monkeypatch.setattr(damaged.network, "encode", lambda *_, **__: sound)
+    with pytest.raises(UserError, match="damaged"):
+        damaged.transcribe(DATA / "austen-0890.wav")
 
 
 def test_a_sentence_said_again_and_again_is_heard_each_time() -> None:

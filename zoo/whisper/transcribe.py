@@ -127,11 +127,14 @@ class _Run:
 
     def strands(self, clips: Sequence[Clip]) -> Iterator[Strand]:
         """What is worked through: clips as they are, all that is spoken, or windows of that."""
-        recording, said = self.recording, list(self.prompt)  # which clips share
+        recording = self.recording
         if not self.options.vad and self.options.batch_size == 1:
             mel = recording.mel[:, : recording.frames]
             timeline = vad.Timeline([(0, recording.frames)])
-            yield from (Strand(mel, timeline, *clip, said) for clip in clips)
+            strand = Strand(mel, timeline, 0, 0, list(self.prompt))
+            for seek, end in clips:  # each after the one before, whose text it goes on with
+                strand = replace(strand, seek=seek, end=end, found=[])
+                yield strand
             return
         together, count = [list(clips)], self.options.batch_size
         if count > 1:

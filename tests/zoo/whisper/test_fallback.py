@@ -82,3 +82,17 @@ def test_what_was_drawn_at_a_high_temperature_is_no_prompt(monkeypatch) -> None:
     assert run()._prompt(strand) == [5, 6]
     strand.forgotten = 2
     assert run()._prompt(strand) == []
+
+
+def test_a_clip_goes_on_where_the_clip_before_it_ended() -> None:
+    whole = run(initial_prompt=None)
+    whole.recording.mel = np.zeros((80, 6000), np.float32)
+    strands = whole.strands([(0, 100), (200, 300)])
+    first = next(strands)
+    first.said += [5, 6]
+    first.forgotten, first.last_speech, first.seek = 2, 0.7, first.end
+    second = next(strands)
+    assert (second.seek, second.end, second.last_speech) == (200, 300, 0.7)
+    assert whole._prompt(second) == []  # nothing that was forgotten comes back
+    second.said += [7]
+    assert whole._prompt(second) == [7]

@@ -24,11 +24,12 @@ def norm(p: Params, x: Tensor, eps: float) -> Tensor:
     return group_norm(p, x, GROUPS, eps, axis=-1)
 
 
-def upsample(p: Params, x: Tensor) -> Tensor:
-    """Twice the size: each pixel four times, then a convolution."""
+def upsample(p: Params, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """Each pixel four times, then a convolution: twice the size, or `size`, which is one less."""
     b, h, w, c = x.shape
     x = x.reshape(b, h, 1, w, 1, c).expand(b, h, 2, w, 2, c).reshape(b, 2 * h, 2 * w, c)
-    return conv(p.conv, x)
+    h, w = size or (2 * h, 2 * w)
+    return conv(p.conv, x[:, :h, :w])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:

@@ -11,6 +11,7 @@ from weights import WeightError
 
 SUBJECTS = {
     "llama": "prompt and reply speed, start, memory of a language model",
+    "whisper": "seconds for a recording, memory, texts of a speech recogniser",
     "kernels": "matrix products, convolutions, attention, norms, beside the machine's limits",
 }
 

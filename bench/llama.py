@@ -8,14 +8,24 @@ the report says after how many tokens.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import random
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.measure import SideError, Summary, Worker, in_turn, machine, ratios, say, usable_cores
+from bench.measure import (
+    Peer,
+    SideError,
+    Summary,
+    Worker,
+    in_turn,
+    machine,
+    ratios,
+    say,
+    spelled,
+    start_peers,
+    usable_cores,
+)
 
 OURS = "menagerie"
 TEXT = "The capital of France is Paris, and the capital of Italy is"
@@ -23,22 +33,12 @@ AGREED = 16  # tokens compared before timing
 DECODE_PROMPT = 32  # tokens of prompt before the reply that is timed
 
 
-@dataclass(frozen=True)
-class Peer:
-    """A side to compare with: its class, what it needs installed, whether it must agree exactly."""
-
-    name: str
-    side: str
-    needs: tuple[str, ...]
-    exact: bool
-    options: dict[str, Any] = field(default_factory=dict)
-
-
+_TRANSFORMERS = ("torch", "transformers", "gguf")
 PEERS = (
-    Peer("transformers f32", "Transformers", ("torch", "transformers", "gguf"), True),
-    Peer("transformers bf16", "Transformers", ("torch", "transformers", "gguf"), False,
+    Peer("transformers f32", "bench.llama_sides:Transformers", _TRANSFORMERS, True),
+    Peer("transformers bf16", "bench.llama_sides:Transformers", _TRANSFORMERS, False,
          {"dtype": "bfloat16"}),
-    Peer("llama.cpp", "LlamaCpp", ("llama_cpp",), False),
+    Peer("llama.cpp", "bench.llama_sides:LlamaCpp", ("llama_cpp",), False),
 )  # fmt: skip
 
 
@@ -65,28 +65,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     skipped: dict[str, str] = {}
     try:
         if arguments.peers:
-            skipped = _start_peers(workers, path, threads)
+            skipped = start_peers(workers, PEERS, threads, path=path)
         return _measure(workers, skipped, arguments)
     finally:
         for worker in workers:
             worker.close()
-
-
-def _start_peers(workers: list[Worker], path: str, threads: int) -> dict[str, str]:
-    """Add a worker for each peer that can run; return why the others can't."""
-    skipped = {}
-    for peer in PEERS:
-        missing = [name for name in peer.needs if importlib.util.find_spec(name) is None]
-        if missing:
-            skipped[peer.name] = f"not installed: {', '.join(missing)}"
-            continue
-        say(f"{peer.name}: loading")
-        side = f"bench.llama_sides:{peer.side}"
-        try:
-            workers.append(Worker(peer.name, side, threads, path=path, **peer.options))
-        except SideError as error:
-            skipped[peer.name] = str(error)
-    return skipped
 
 
 def _measure(
@@ -194,21 +177,16 @@ def text(report: dict[str, Any]) -> str:
     for name, side in report["sides"].items():
         memory = side["peak_memory_mb"]
         lines.append(
-            f"{name:18} {_range(side['prefill_tokens_per_s']):>24} "
-            f"{_range(side['decode_tokens_per_s']):>24} {side['first_token_s']:>10.2f} s "
+            f"{name:18} {spelled(side['prefill_tokens_per_s']):>24} "
+            f"{spelled(side['decode_tokens_per_s']):>24} {side['first_token_s']:>10.2f} s "
             f"{side['load_s']:>6.2f} s {'?' if memory is None else f'{memory:.0f} MB':>9} "
             f"{side['tokens_that_agree']:>4}/{AGREED}"
         )
     for name, ratio in report["ratios"].items():
-        lines.append(
-            f"{OURS} / {name}: prefill {_range(ratio['prefill'])}, decode {_range(ratio['decode'])}"
-        )
+        prefill, decode = spelled(ratio["prefill"]), spelled(ratio["decode"])
+        lines.append(f"{OURS} / {name}: prefill {prefill}, decode {decode}")
     lines += [f"{name}: skipped, {reason}" for name, reason in report["skipped"].items()]
     return "\n".join(lines)
-
-
-def _range(summary: dict[str, float]) -> str:
-    return f"{summary['median']:.4g} ({summary['low']:.4g} … {summary['high']:.4g})"
 
 
 def to_json(report: dict[str, Any]) -> str:

@@ -6,10 +6,11 @@ Imports of a runtime happen in `load`, in that side's own process.
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from bench.measure import peak_memory_mb
 
 CONTEXT = 1024  # tokens; room for the prompt and the reply that are timed
 
@@ -49,12 +50,7 @@ class Side:
 
     def peak_memory_mb(self) -> float | None:
         """The most memory this process has held, in MB (10^6 bytes)."""
-        try:
-            import resource
-        except ImportError:  # Windows
-            return None
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+        return peak_memory_mb()
 
 
 class Menagerie(Side):

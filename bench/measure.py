@@ -6,6 +6,7 @@ weigh on another's figures, and rounds take turns, so that a slow minute of the 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -96,6 +97,45 @@ class Worker:
 
 
 @dataclass(frozen=True)
+class Peer:
+    """A side to compare with: `MODULE:CLASS`, what it needs installed, whether it must agree."""
+
+    name: str
+    side: str
+    needs: tuple[str, ...]
+    exact: bool
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def start_peers(
+    workers: list[Worker], peers: Sequence[Peer], threads: int, **options: Any
+) -> dict[str, str]:
+    """Add a worker for each peer that can run; return why the others can't."""
+    skipped = {}
+    for peer in peers:
+        missing = [name for name in peer.needs if importlib.util.find_spec(name) is None]
+        if missing:
+            skipped[peer.name] = f"not installed: {', '.join(missing)}"
+            continue
+        say(f"{peer.name}: loading")
+        try:
+            workers.append(Worker(peer.name, peer.side, threads, **options, **peer.options))
+        except SideError as error:
+            skipped[peer.name] = str(error)
+    return skipped
+
+
+def peak_memory_mb() -> float | None:
+    """The most memory this process has held, in MB (10^6 bytes); None where that isn't known."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+@dataclass(frozen=True)
 class Summary:
     """Figures of some rounds: their median, smallest and largest."""
 
@@ -114,6 +154,11 @@ class Summary:
 
     def json(self) -> dict[str, float]:
         return {k: float(f"{getattr(self, k):.4g}") for k in ("median", "low", "high")}
+
+
+def spelled(summary: dict[str, float]) -> str:
+    """What `Summary.json` gives, for people."""
+    return f"{summary['median']:.4g} ({summary['low']:.4g} … {summary['high']:.4g})"
 
 
 def in_turn(

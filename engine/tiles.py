@@ -26,10 +26,12 @@ class Intrinsic(Protocol):
     """How a recipe computes `meaning`, a node of shape (batch, rows, columns) in float32.
 
     source is C, one definition or more. `NAME_tile(float* tile, [uchar* work,] operands…,
-    int batch, int row, int column, int rows, ints…)` makes `rows` <= strip rows of `columns` sums
-    each, row-major, from a multiple of `strip` and a multiple of `columns` on. If `work` > 0,
-    work-groups first call `NAME_begin(work, operands…, batch, row, column, ints…)`, and
-    `NAME_end()` at last.
+    int batch, int row, int column, int place, int tiles, int rows, ints…)` makes `rows` <= strip
+    rows of `columns` sums each, row-major, from a multiple of `strip` and a multiple of `columns`
+    on. A work-group makes some `tiles` <= beside of a strip, the one at `place` 0 first and each
+    the neighbour of the last, before it goes on to the next strip. If `work` > 0, work-groups
+    first call `NAME_begin(work, operands…, batch, row, column, place, tiles, ints…)` for the first
+    tile, and `NAME_end()` at last.
     A tile may read past the end of an operand by less than memory.SLACK bytes.
     """
 
@@ -37,6 +39,7 @@ class Intrinsic(Protocol):
     columns: int
     strip: int  # rows per tile
     block: int  # rows per work-group, a multiple of strip
+    beside: int  # tiles that a work-group makes of a strip, at most
     work: int  # bytes of scratch that the tiles of one work-group share, 0 for none
 
     def shape(self, *operands: Node) -> tuple[Int, Int, Int]: ...
@@ -67,12 +70,14 @@ class TilePlan(Plan):
     grid    the axes from the one along which groups differ last to the one where they do first
     axes    one variable per output axis (None for size 1)
     where   each INTRINSIC and its index (batch, row, column) as a function of those
+    beside  (axis, tiles that a work-group makes of a strip, along the axis)
     """
 
     rows: Rows = ()
     grid: tuple[int, ...] = ()
     axes: tuple[Expr | None, ...] = ()
     where: tuple[tuple[Node, Index], ...] = ()
+    beside: tuple[int, int] = (0, 1)
 
 
 def lower_tiles(kernel: Kernel, plan: TilePlan) -> Function:
@@ -87,15 +92,26 @@ class _Tiled(Lowering):
         self.turn: Int = 0  # of the strip that is being made
         self.first: Int = 0  # its first row
         self.count: Int = 1  # how many it has
+        self.place: Int = 0  # of the tile in its strip
+        self.tiles_beside: Int = 1  # how many this group makes of a strip
 
     def _grid(self) -> tuple[int, ...]:
         return self.plan.grid
 
     def _blocks(self, axis: int) -> Int:
         if not self.plan.rows or axis != self.plan.rows[0][0]:
-            return super()._blocks(axis)
+            blocks, (beside, tiles) = super()._blocks(axis), self.plan.beside
+            return (blocks + tiles - 1) // tiles if axis == beside else blocks
         total, block = rows_in_all(self.root.shape, self.plan.rows), self.plan.block[axis]
         return 1 if block is total or block == total else (total + block - 1) // block
+
+    def _coordinates(self, group: Expr) -> None:
+        super()._coordinates(group)
+        axis, tiles = self.plan.beside
+        if tiles > 1:
+            first = self.starts[axis] // self.plan.block[axis]
+            self.starts[axis] = self.starts[axis] * tiles
+            self.tiles_beside = minimum(tiles, super()._blocks(axis) - first * tiles)
 
     def _body(self) -> None:
         nodes = [node for node, _ in self.plan.where]
@@ -103,11 +119,13 @@ class _Tiled(Lowering):
         strip = min(n.arg.strip for n in nodes)
         work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
         block = self._next_strip(strip) if self.plan.rows else None
+        beside = self._next_tile()
         for i, node in enumerate(nodes):
             place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns + ROOM)
             self.tiles[node] = place, self._corner(node)
             self._call(node, "tile", (place, *work[node]), (self.count,))
         self._nest(0, [[] for _ in self.root.shape])
+        self._close(beside)
         self._close(block)
         for node in nodes:
             if work[node]:
@@ -122,6 +140,16 @@ class _Tiled(Lowering):
         self.first = first + self.turn * strip
         is_whole = isinstance(total, int) and total % strip == 0
         self.count = strip if is_whole else minimum(strip, total - self.first)
+        return block
+
+    def _next_tile(self) -> Block | None:
+        """Open the loop over the tiles of a strip."""
+        self.place, block = self._open(self.tiles_beside)
+        axis, tiles = self.plan.beside
+        if tiles > 1:
+            size = self.plan.block[axis]
+            self.starts[axis] = self.starts[axis] + self.place * size
+            self.counts[axis] = minimum(size, self.root.shape[axis] - self.starts[axis])
         return block
 
     def _nest(self, position: int, points: list[list[Int]]) -> None:
@@ -155,7 +183,8 @@ class _Tiled(Lowering):
         self, node: Node, what: str, scratch: tuple[Scratch, ...], more: tuple[Int, ...]
     ) -> None:
         slots = tuple(s.arg[0] for s in node.src)
-        ints = (*self._corner(node), *more, *node.arg.ints(*node.src))
+        places = self.place, self.tiles_beside
+        ints = (*self._corner(node), *places, *more, *node.arg.ints(*node.src))
         self._emit(Call(f"{node.arg.name}_{what}", scratch, slots, ints))
 
     def _corner(self, node: Node) -> Index:
@@ -168,5 +197,6 @@ class _Tiled(Lowering):
         place, (_, row, column) = self.tiles[node]
         flat = (index[1] - row) * node.arg.columns + index[2] - column
         address = Address(place, flat, self._lane_of(flat))
-        # The turn keeps the load inside the loop over strips, after the call that fills the tile.
-        return self._put(Kind.LOAD, dt.float32, arg=address, exprs=(flat, self.turn))
+        # Turn and place keep the load inside their loops, after the call that fills the tile.
+        turns = self.turn, self.place
+        return self._put(Kind.LOAD, dt.float32, arg=address, exprs=(flat, *turns))

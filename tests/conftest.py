@@ -16,3 +16,11 @@ def smollm2() -> Path:
         return resolve("smollm2")
     except FetchError as error:
         pytest.skip(f"needs the SmolLM2 file: {error}")
+
+
+@pytest.fixture(autouse=True)
+def default_device(monkeypatch) -> None:
+    """What a test sets as the default device is gone after it."""
+    from engine import runtime
+
+    monkeypatch.setattr(runtime, "_default", None)

@@ -2,7 +2,13 @@
 
 The left factor is stored as bfloat16 in strips of 32 rows, which whatever computes it writes
 directly. The right one is in tiles already (weights that are halves), or a work-group turns its
-panel of quantised blocks into tiles once and then goes through all rows with them.
+panels of quantised blocks into tiles once and then goes through all rows with them.
+
+A core fetches from its second-level cache about half as fast as it multiplies, so one of the two
+factors must come from the first level. A work-group has some panels of columns that fit into the
+second. Of each strip it makes all tiles before the next strip: the rows stay in the first level,
+and the columns stream past it. Deep rows don't fit: they are taken in parts, and the sums
+over all parts but the last are kept for all tiles of the strip.
 """
 
 from __future__ import annotations
@@ -24,6 +30,10 @@ from engine.symbolic import Int, product, upper
 NEEDED = frozenset({"amx_bf16", "avx512_bf16", "avx512f", "f16c"})
 STRIP = 32  # rows of four tiles
 DEEP = 32  # summed elements per tile
+PART = 640  # summed elements of a strip that stay in the first-level cache
+CACHE = 1 << 20  # bytes of columns that stay in the second-level one
+GROUPS = 4  # work-groups per core, at least, where they share rows
+BLOCK = 512  # rows of a work-group, where it isn't known how many there are
 FEWEST = 33  # rows from which on rounding to bfloat16 pays: few of them are bound by memory
 
 
@@ -38,11 +48,12 @@ class Tiles:
     view: View | None = None  # of the left factor, where it is read as it lies
     columns: int = PANEL
     strip: int = STRIP
-    block: int = 512
+    block: int = BLOCK
+    beside: int = 1
 
     @property
     def name(self) -> str:
-        parts = [str(self.depth)]
+        parts = [str(self.depth), str(self.beside)]
         if self.kind is not None:
             parts = [self.kind.name, *parts]
         if self.view is not None:
@@ -50,9 +61,26 @@ class Tiles:
         return "tiles_" + "_".join(parts)
 
     @property
+    def part(self) -> int:
+        """Tiles of the depth that are multiplied before the next tile of the strip."""
+        count = self.depth // DEEP
+        return -(-count // -(-self.depth // PART))
+
+    @property
+    def last(self) -> int:
+        """Those that remain for the last part."""
+        return (self.depth // DEEP - 1) % self.part + 1
+
+    @property
+    def unpacked(self) -> int:
+        """Bytes of the panels' tiles, where they aren't in memory."""
+        return 0 if self.kind is None else self.beside * self.depth * PANEL * 2
+
+    @property
     def work(self) -> int:
-        """The panel's tiles behind the configuration."""
-        return CONFIG + (0 if self.kind is None else self.depth * PANEL * 2)
+        """The configuration, the panels' tiles, the sums over all parts but the last."""
+        sums = self.beside * STRIP * PANEL * 4 if self.part * DEEP < self.depth else 0
+        return CONFIG + self.unpacked + sums
 
     def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
         batch = self.view.shape(left)[0] if self.view else left.shape[0]
@@ -107,7 +135,29 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
         right = settings.pack(factor, right_tiles)
     else:
         right = g.packed(right_tiles(factor))
-    return g.intrinsic(Tiles(depth, m, n, kind, view), (left, right))
+    beside, block = _cut(batch, m, n, depth, kind is not None, settings.target.cores)
+    return g.intrinsic(Tiles(depth, m, n, kind, view, block=block, beside=beside), (left, right))
+
+
+def _cut(batch: Int, m: Int, n: Int, depth: int, is_packed: bool, cores: int) -> tuple[int, int]:
+    """Tiles beside each other and rows of a work-group: many, but every core needs enough groups.
+
+    Quantised panels are unpacked by each group, so that these share columns only.
+    """
+    panels = -(-upper(n) // PANEL)
+    most = max(1, CACHE // (depth * PANEL * 2))
+    if is_packed or not isinstance(m, int):
+        return _even(panels, max(1, min(most, panels // cores)), cores), BLOCK
+    wanted = -(-GROUPS * cores // upper(batch))
+    groups = -(-panels // most)
+    blocks = -(-wanted // groups)
+    return -(-panels // groups), -(-m // (STRIP * blocks)) * STRIP
+
+
+def _even(count: int, most: int, cores: int) -> int:
+    """The size, up to most, of groups such that the core with most of `count` has fewest."""
+    busiest = {n: -(-count // n // cores) * n for n in range(1, most + 1)}
+    return min(busiest, key=lambda n: (busiest[n], -n))
 
 
 def _as_it_lies(x: Node) -> Operand | None:
@@ -205,41 +255,78 @@ static inline float16 zoo_load_halves(__global const uchar* p) {
 
 
 def _source(spec: Tiles) -> str:
-    count = spec.depth // DEEP
     if spec.view is None:
-        start = f"((long)batch * strips + row / {STRIP}) * {count * STRIP * DEEP}"
-        row, step, ahead = DEEP, STRIP * DEEP, f"a + {2 * STRIP * DEEP}"
+        start = f"((long)batch * strips + row / {STRIP}) * {spec.depth * STRIP}"
+        row, step, ahead = DEEP, STRIP * DEEP, spec.depth * STRIP
     else:
         image, row, _ = spec.view.strides
         start = f"{spec.view.offset} + (long)batch * {image} + (long)row * {row}"
-        step, ahead = DEEP, ""
+        step, ahead = DEEP, STRIP * row
+    panel = spec.depth * PANEL
     if spec.kind is None:
         matrix, space, fill = "uint", "__global const ushort*", ""
-        panel = f"right + ((long)batch * panels + column / {PANEL}) * {spec.depth * PANEL // 2}"
+        first = f"(right + ((long)batch * panels + column / {PANEL} - place) * {panel // 2})"
     else:
         matrix, space, fill = "ushort", "const ushort*", _fill(spec)
-        panel = f"work + {CONFIG}"
-    given = f"__global const ushort* left, __global const {matrix}* right, int batch, int row"
+        first = f"(work + {CONFIG})"
+    given = (
+        f"__global const ushort* left, __global const {matrix}* right, "
+        "int batch, int row, int column, int place, int tiles"
+    )
     sizes = "int strips, int panels"
-    multiply = asm.multiply("a", f"a + {16 * row}", "b", 2 * row, ahead)
+    rows = -(-STRIP // spec.beside)
+    multiply = asm.multiply("a", f"a + {16 * row}", "b", 2 * row, "t1", "next", rows)
     return f"""
-static void {spec.name}_begin(uchar* work, {given}, int column, {sizes}) {{
+static inline void {spec.name}_add(
+    __global const ushort* a, {space} b, __global const ushort* next, int count) {{
+  for (int k = 0; k < count; k++, a += {step}, b += {PANEL * DEEP}, next += {step})
+    {multiply}
+}}
+static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{
   zoo_tiles_begin(work);{fill}
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, {sizes}) {{
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   __global const ushort* a = left + {start};
-  {space} b = ({space})({panel});
-  {asm.CLEAR}
-  for (int k = 0; k < {count}; k++, a += {step}, b += {PANEL * DEEP})
-    {multiply}
+  __global const ushort* next = a + {ahead} + place * {rows * row};
+  {space} b = ({space}){first};
+  {_start(spec, step, panel)}
+  {spec.name}_add(a, b + place * {panel}, next, {spec.last});
   {asm.keep("tile", f"tile + {16 * PANEL}", 4 * PANEL)}
 }}"""
 
 
+def _start(spec: Tiles, step: int, panel: int) -> str:
+    """Code that makes the sums over all parts of the depth but the last.
+
+    At the strip's first tile it makes those of all its tiles, a part at a time.
+    """
+    before = spec.depth // DEEP - spec.last
+    if not before:
+        return asm.CLEAR
+    size = 4 * PANEL
+    return f"""float* sums = (float*)(work + {CONFIG + spec.unpacked});
+  for (int k = 0; place == 0 && k < {before}; k += {spec.part})
+    for (int t = 0; t < tiles; t++) {{
+      float* to = sums + t * {STRIP * PANEL};
+      if (k == 0)
+        {asm.CLEAR}
+      else
+        {asm.take("to", f"to + {16 * PANEL}", size)}
+      const long at = (long)k * {DEEP * PANEL} + t * {panel}L;
+      {spec.name}_add(a + k * {step}, b + at, next + k * {step}, {spec.part});
+      {asm.keep("to", f"to + {16 * PANEL}", size)}
+    }}
+  a += {before * step};
+  b += {before * DEEP * PANEL};
+  next += {before * step};
+  sums += place * {STRIP * PANEL};
+  {asm.take("sums", f"sums + {16 * PANEL}", size)}"""
+
+
 def _fill(spec: Tiles) -> str:
-    """Code that turns the panel of blocks under `column` into tiles in `work`."""
-    kind, count = spec.kind, spec.depth // DEEP
+    """Code that turns the panels of blocks from `column` on into tiles in `work`."""
+    kind = spec.kind
     least = (
         f"zoo_load_halves(w + {2 * PANEL} + 32 * g)"
         if kind.has_least
@@ -256,11 +343,12 @@ def _fill(spec: Tiles) -> str:
             )
             steps.append(f"          zoo_store_pairs(to + {at}, {a}, {b});")
     lines = "\n".join(steps)
+    count = spec.depth // DEEP
     return f"""
   __global const uchar* w = (__global const uchar*)right;
   w += (long)(column / {PANEL}) * {count * kind.nbytes};
   ushort* to = (ushort*)(work + {CONFIG});
-  for (int k = 0; k < {count}; k++, w += {kind.nbytes}) {{
+  for (int k = 0; k < tiles * {count}; k++, w += {kind.nbytes}) {{
     for (int g = 0; g < 2; g++, to += 512) {{
       const float16 scale = zoo_load_halves(w + 32 * g), least = {least};
       for (int u = 0; u < {kind.bits}; u++) {{

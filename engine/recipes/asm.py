@@ -33,25 +33,33 @@ def volatile(lines: Sequence[str], *operands: str) -> str:
 CLEAR = volatile([f"tilezero tmm{i}" for i in range(4)])
 
 
-def multiply(rows: str, below: str, columns: str, stride: int, ahead: str = "") -> str:
+def multiply(
+    rows: str,
+    below: str,
+    columns: str,
+    stride: int,
+    once: str = "",
+    ahead: str = "",
+    count: int = 0,
+) -> str:
     """The sums += the tiles at `rows` and `below` times those at `columns` and 1 KB behind.
 
-    stride is in bytes, between two rows of the first two; `ahead` points to 2 KB to be fetched.
+    stride is in bytes, between two rows of the first two. once: "t1" for columns that are read
+    again only when the first-level cache holds others. `ahead`, and so many rows, are fetched into
+    the second-level cache.
     """
     lines = [
         "tileloadd (%0, %3, 1), tmm4",
-        "tileloadd (%2, %4, 1), tmm6",
+        f"tileloadd{once} (%2, %4, 1), tmm6",
         "tdpbf16ps tmm6, tmm4, tmm0",
-        "tileloadd 1024(%2, %4, 1), tmm7",
+        f"tileloadd{once} 1024(%2, %4, 1), tmm7",
         "tdpbf16ps tmm7, tmm4, tmm1",
         "tileloadd (%1, %3, 1), tmm5",
+        *(f"prefetcht1 {stride * i}(%5)" for i in range(count)),
         "tdpbf16ps tmm6, tmm5, tmm2",
         "tdpbf16ps tmm7, tmm5, tmm3",
     ]
-    operands = [rows, below, columns, f"{stride}L", "64L"]
-    if ahead:
-        lines[6:6] = [f"prefetcht0 {at}(%5)" for at in range(0, 2048, LINE)]
-        operands.append(ahead)
+    operands = [rows, below, columns, f"{stride}L", "64L", *([ahead] if count else [])]
     return volatile(lines, *operands)
 
 

@@ -51,6 +51,7 @@ class Flash:
     keys: Int
     visible: Int | None
     strip: int = STRIP
+    beside: int = 1
     block: int = 128
 
     @property
@@ -196,7 +197,7 @@ def _source(spec: Flash) -> str:
     causal = spec.visible is not None
     given = (
         "__global const ushort* queries, __global const uint* keys, __global const uint* values,"
-        " int batch, int row, int column"
+        " int batch, int row, int column, int place, int tiles"
     )
     sizes = "int strips, int n, int visible"
     last = "min(n, row + rows - 1 + visible)" if causal else "n"

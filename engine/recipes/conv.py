@@ -47,6 +47,7 @@ class Conv:
     columns_in_all: int  # whole panels
     columns: int = PANEL
     strip: int = STRIP
+    beside: int = 1
     block: int = BLOCK
     work: int = CONFIG
 
@@ -242,7 +243,10 @@ def _source(spec: Conv) -> str:
     """The sums of a tile stay in the registers 0 to 5, [three of rows][two of columns]."""
     taps = len(spec.offsets)
     words = taps * PANEL * DEEP // 2
-    given = "__global const ushort* planes, __global const uint* weights, int batch, int row"
+    given = (
+        "__global const ushort* planes, __global const uint* weights, "
+        "int batch, int row, int column, int place, int tiles"
+    )
     sizes = "int count, int pixels"
     clear = asm.volatile([f"tilezero tmm{i}" for i in range(6)])
     lines = [line for tap, at in enumerate(spec.offsets) for line in _tap(spec, tap, at)]
@@ -252,11 +256,11 @@ def _source(spec: Conv) -> str:
         [f"tilestored tmm{i}, {at}(%0, %1, 1)" for i, at in places], "tile", f"{4 * PANEL}L"
     )
     return f"""
-static void {spec.name}_begin(uchar* work, {given}, int column, {sizes}) {{
+static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{
   zoo_tiles_begin(work);
 }}
 static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
-static void {spec.name}_tile(float* tile, uchar* work, {given}, int column, int rows, {sizes}) {{
+static void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   const long first = (long)batch * count * pixels + (long)row * {spec.step};
   __global const ushort* a = planes + first * {DEEP};
   __global const uint* b = weights + (long)(column / {PANEL}) * count * {words};

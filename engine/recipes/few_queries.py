@@ -46,6 +46,7 @@ class FewQueries:
     lanes: int
     native: bool  # whether halves become floats by an instruction
     parts: int = 1
+    beside: int = 1
 
     @property
     def columns(self) -> int:

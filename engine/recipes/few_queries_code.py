@@ -227,7 +227,7 @@ def _tile(spec: FewQueries) -> str:
     kinds = [_reading(v)[0] for v in (spec.key_view, spec.value_view)]
     given = (
         f"__global const float* queries, __global const {kinds[0]}* keys, "
-        f"__global const {kinds[1]}* values, int batch, int row, int column"
+        f"__global const {kinds[1]}* values, int batch, int row, int column, int place, int tiles"
     )
     sizes = "int m, int n, int visible, int key_offset, int value_offset"
     if parts == 1:

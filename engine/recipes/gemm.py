@@ -16,11 +16,11 @@ from engine.graph import Node
 from engine.recipes import panel_code as code
 from engine.recipes import panels
 from engine.recipes.panel_code import Step
-from engine.recipes.panels import Form
-from engine.recipes.product import Product, multiplied
+from engine.recipes.panels import Form, PanelProduct
+from engine.recipes.product import Product
 from engine.recipes.settings import Settings
-from engine.recipes.views import Operand, View, strided
-from engine.symbolic import Int, product, upper
+from engine.recipes.views import Operand, strided
+from engine.symbolic import upper
 
 # (lanes, columns of a panel) -> rows and vectors of a tile of sums
 SHAPES = {(16, 64): (6, 4), (16, 32): (8, 2), (8, 64): (6, 2), (8, 32): (6, 2)}
@@ -35,21 +35,11 @@ GROUPS = 4  # work-groups per core, at least, where there are enough rows
 
 
 @dataclass(frozen=True)
-class RegisterTile:
-    """A view (batch, M, depth) of the left operand times the panels of the right one."""
+class RegisterTile(PanelProduct):
+    """Many rows: a tile of sums after the other."""
 
-    form: Form
-    view: View
-    rows_in_all: Int
-    columns_in_all: Int
-    depth: int
-    lanes: int
-    native: bool  # whether halves become floats by an instruction
     block: int
-
-    @property
-    def columns(self) -> int:
-        return self.form.width
+    beside: int = 1
 
     @property
     def rows(self) -> int:
@@ -85,18 +75,6 @@ class RegisterTile:
     def name(self) -> str:
         place = panels.named(self.view)
         return f"fma{self.lanes}_{self.form.name}_{self.depth}_{place}_{self.shares}"
-
-    def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
-        return self.form.batch(right), self.rows_in_all, self.columns_in_all
-
-    def ints(self, left: Node, right: Node) -> tuple[Int, ...]:
-        return self.form.panels(right), self.view.strides[0]
-
-    def flops(self, left: Node, right: Node) -> Int:
-        return 2 * self.depth * product(self.shape(left, right))
-
-    def meaning(self, left: Node, right: Node) -> Node:
-        return multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
         return code.helpers(self.lanes, self.native), _source(self)
@@ -178,7 +156,7 @@ def _source(spec: RegisterTile) -> str:
     part = f"((row + r) / {rows} * {columns // spec.wide} + c / {spec.wide}) % {spec.shares}"
     given = f"""
     __global const float* left, __global const {form.word}* right,
-    int batch, int row, int column"""
+    int batch, int row, int column, int place, int tiles"""
     panel = f"""
   __global const {form.word}* w = right;
   w += ((long)batch * panels + column / {columns}) * {form.words(depth)};"""

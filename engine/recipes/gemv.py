@@ -12,11 +12,11 @@ from engine import graph as g
 from engine.graph import Node
 from engine.recipes import panel_code as code
 from engine.recipes import panels
-from engine.recipes.panels import Form
-from engine.recipes.product import BLOCK, Product, multiplied
+from engine.recipes.panels import PanelProduct
+from engine.recipes.product import BLOCK, Product
 from engine.recipes.settings import Settings
-from engine.recipes.views import Operand, View, strided
-from engine.symbolic import Int, product, upper
+from engine.recipes.views import Operand, strided
+from engine.symbolic import upper
 
 MOST = 16  # rows; beyond, numbers that are unpacked once for all rows do better
 AHEAD = 8192  # bytes that are fetched before they are needed; one stream per core
@@ -24,43 +24,19 @@ TOGETHER = {16: 4, 8: 2, 4: 2}  # lanes -> rows whose sums stay in registers
 
 
 @dataclass(frozen=True)
-class Stream:
-    """A view (batch, M, depth) of the left operand times the panels of the right one.
+class Stream(PanelProduct):
+    """Few rows. A third operand has the sums (M, depth / 32) of the left one's blocks, where the
+    form needs it."""
 
-    A third operand has the sums (M, depth / 32) of the left one's blocks, where the form needs it.
-    """
-
-    form: Form
-    view: View
-    rows_in_all: Int
-    columns_in_all: Int
-    depth: int
-    lanes: int
-    native: bool  # whether halves become floats by an instruction
     strip: int = MOST
+    beside: int = 1
     block: int = MOST
     work: int = 0
-
-    @property
-    def columns(self) -> int:
-        return self.form.width
 
     @property
     def name(self) -> str:
         place = panels.named(self.view)
         return f"stream{self.lanes}_{self.form.name}_{self.depth}_{place}"
-
-    def shape(self, left: Node, right: Node, *total: Node) -> tuple[Int, ...]:
-        return self.form.batch(right), self.rows_in_all, self.columns_in_all
-
-    def ints(self, left: Node, right: Node, *total: Node) -> tuple[Int, ...]:
-        return self.form.panels(right), self.view.strides[0]
-
-    def flops(self, left: Node, right: Node, *total: Node) -> Int:
-        return 2 * self.depth * product(self.shape(left, right))
-
-    def meaning(self, left: Node, right: Node, *total: Node) -> Node:
-        return multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
     def source(self) -> tuple[str, ...]:
         return code.helpers(self.lanes, self.native), _source(self)
@@ -102,7 +78,7 @@ def _source(spec: Stream) -> str:
     return f"""{_rows(spec, 1)}{_rows(spec, together)}
 {code.mark(spec.lanes)} void {name}_tile(
     float* tile, __global const float* left, __global const {form.word}* right,
-    {_TOTALS if form.kind else ""}int batch, int row, int column,
+    {_TOTALS if form.kind else ""}int batch, int row, int column, int place, int tiles,
     int rows, int panels, int apart) {{
   __global const {form.word}* w = right;
   w += ((long)batch * panels + column / {form.width}) * {form.words(spec.depth)};

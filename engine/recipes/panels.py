@@ -17,10 +17,10 @@ from engine.graph import Node, Op
 from engine.ir import Target
 from engine.recipes import amx, blocks
 from engine.recipes.blocks import PANEL, Layout
-from engine.recipes.product import BLOCK, Product
+from engine.recipes.product import BLOCK, Product, multiplied
 from engine.recipes.settings import Settings
 from engine.recipes.views import View
-from engine.symbolic import Int, upper
+from engine.symbolic import Int, product, upper
 
 SHALLOWEST = 16  # shorter sums, and fewer columns, are left to loops
 WIDE = 64  # columns of a panel of float32, where there are so many
@@ -93,6 +93,35 @@ class Form:
             w = g.permute(g.cast(packed, dt.float32), (0, 1, 3, 2))
             w = g.reshape(w, (batch, panels * self.width, depth))
         return g.shrink(w, ((0, w.shape[0]), (0, columns), (0, w.shape[2])))
+
+
+@dataclass(frozen=True)
+class PanelProduct:
+    """A view (batch, M, depth) of the left operand times the panels of the right one."""
+
+    form: Form
+    view: View
+    rows_in_all: Int
+    columns_in_all: Int
+    depth: int
+    lanes: int
+    native: bool  # whether halves become floats by an instruction
+
+    @property
+    def columns(self) -> int:
+        return self.form.width
+
+    def shape(self, left: Node, right: Node, *more: Node) -> tuple[Int, ...]:
+        return self.form.batch(right), self.rows_in_all, self.columns_in_all
+
+    def ints(self, left: Node, right: Node, *more: Node) -> tuple[Int, ...]:
+        return self.form.panels(right), self.view.strides[0]
+
+    def flops(self, left: Node, right: Node, *more: Node) -> Int:
+        return 2 * self.depth * product(self.shape(left, right))
+
+    def meaning(self, left: Node, right: Node, *more: Node) -> Node:
+        return multiplied(self.view.of(left), self.form.values(right, self.columns_in_all))
 
 
 def form_of(factor: Node, settings: Settings) -> Form | None:

@@ -15,21 +15,32 @@ from engine.graph import Node, Op
 
 def left(x: Node, terms: int, axis: int) -> Node:
     """A left factor that is summed along `axis`, to be rounded to so many bfloat16 terms."""
-    a, b = parts(g.packed(x)) if terms > 1 else (x, x)  # made once, not once for each of the three
-    return join((a, b, a), axis) if terms > 1 else x
+    if terms == 1:
+        return x
+    a, b = parts(g.packed(x))  # made once, not once for each of the three
+    return join((a, b, _finite(a)), axis)  # infinity meets one term of each right factor only
 
 
 def right(x: Node, terms: int, axis: int) -> Node:
     """The right factor for it."""
-    a, b = parts(x) if terms > 1 else (x, x)
-    return g.packed(join((a, a, b), axis)) if terms > 1 else x
+    if terms == 1:
+        return x
+    a, b = parts(x)
+    return g.packed(join((a, a, b), axis))
 
 
 def parts(x: Node) -> tuple[Node, Node]:
-    """The bfloat16 number next to each, and what it lacks; both float32."""
+    """The bfloat16 number next to each, and what it lacks (of infinity nothing); both float32."""
     near = g.cast(g.cast(x, dt.bfloat16), dt.float32)
     minus = g.binary(Op.MUL, near, g.const(-1.0, dt.float32, near.shape))
-    return near, g.binary(Op.ADD, x, minus)
+    return near, _finite(g.binary(Op.ADD, x, minus))
+
+
+def _finite(x: Node) -> Node:
+    """x, but 0 for what is no finite number."""
+    zero = g.const(0.0, dt.float32, x.shape)
+    times_zero = g.binary(Op.MUL, x, zero)  # NaN for those
+    return g.where(g.binary(Op.CMPNE, times_zero, zero), zero, x)
 
 
 def join(nodes: tuple[Node, ...], axis: int) -> Node:

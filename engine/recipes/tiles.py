@@ -14,6 +14,7 @@ from engine.schedule import Kernel
 from engine.symbolic import Expr, Int, Var, bounds, linear_in, substitute, upper, variables
 from engine.tiles import Intrinsic, Rows, TilePlan, rows_in_all
 
+COPIES = (2, 3, 4)  # vectors of a tile's row that are written at once
 HUGE = 1 << 23  # bytes: a tile's rows are far apart then, and memory is slow at fetching such lines
 
 
@@ -32,14 +33,15 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
     if where is None:
         return None
     vector = _vector(facts, block, rows, spec.strip, target)
-    loops, grid = _orders(kernel, facts, rows, block)
+    beside = _beside(facts, where, block) if rows else (0, 1)
+    loops, grid = _orders(kernel, facts, rows, block, beside[1] > 1)
     order = [a for a in loops if a != vector] + ([] if vector is None else [vector])
     lanes = target.lanes if vector is not None else 1
     axes = tuple(facts.axes)
     return TilePlan(
         "tiles",
         tuple(block),
-        (1,) * len(block),
+        _unroll(block, vector, lanes),
         tuple(order),
         vector,
         lanes,
@@ -47,7 +49,8 @@ def match(kernel: Kernel, facts: Facts, target: Target) -> TilePlan | None:
         grid=grid,
         axes=axes,
         where=where,
-        around=_is_huge(kernel, target),
+        beside=beside,
+        around=beside[1] == 1 and _is_huge(kernel, target),
     )
 
 
@@ -142,22 +145,51 @@ def _corners(facts: Facts, block: list[Int], columns: int) -> tuple[tuple[Node, 
     return tuple(found.items())
 
 
+def _beside(
+    facts: Facts, where: tuple[tuple[Node, Index], ...], block: list[Int]
+) -> tuple[int, int]:
+    """TilePlan.beside: the tiles of a strip that the INTRINSICs want to be made together.
+
+    That takes an axis along which tiles follow each other; others may not move them as well.
+    """
+    most = min(n.arg.beside for n, _ in where) // len(where)
+    moving = [a for _, a in _column_axes(facts) if upper(block[a]) < facts.extent(a)]
+    if most < 2 or len(moving) != 1:
+        return 0, 1
+    (axis,), starts = moving, {v: 0 for v in facts.axes if v is not None}
+    size, extent = upper(block[axis]), facts.extent(axis)
+    place = Var("place", 0, (extent - 1) // size)
+    starts[facts.axes[axis]] = place * size
+    for node, (_, _, column) in where:
+        found = linear_in(substitute(column, starts), place)
+        if found is None or found[0] != node.arg.columns:
+            return 0, 1
+    return axis, min(most, -(-extent // size))
+
+
 def _orders(
-    kernel: Kernel, facts: Facts, rows: Rows, block: list[Int]
+    kernel: Kernel, facts: Facts, rows: Rows, block: list[Int], together: bool
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes from the outermost loop to the innermost, and in the order of groups.
 
     Groups that follow each other share what is dearer to fetch: a panel of columns, if a group
-    goes through all rows with it; otherwise a block of rows, with which all panels are done before
-    the next.
+    goes through all rows with it, or several of them; otherwise a block of rows, with which all
+    panels are done before the next.
     """
     counting = [axis for axis, _ in rows]
     columns = [axis for _, axis in _column_axes(facts)]
     batch = [a for a in range(len(block)) if a not in counting and a not in columns]
     loops = (*batch, *counting, *columns)
-    if rows and upper(block[counting[0]]) < upper(rows_in_all(kernel.root.shape, rows)):
+    parts = rows and upper(block[counting[0]]) < upper(rows_in_all(kernel.root.shape, rows))
+    if parts and not together:
         return loops, loops
     return loops, (*columns, *batch, *counting)
+
+
+def _unroll(block: list[Int], vector: int | None, lanes: int) -> tuple[int, ...]:
+    """Copies along each axis: what is the same for all rows is loaded once, before their loop."""
+    whole = [1 if a != vector else upper(size) // lanes for a, size in enumerate(block)]
+    return tuple(n if n in COPIES else 1 for n in whole)
 
 
 def _vector(facts: Facts, block: list[Int], rows: Rows, strip: int, target: Target) -> int | None:

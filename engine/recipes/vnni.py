@@ -33,6 +33,7 @@ class Dots:
     columns_in_all: int
     columns: int = PANEL
     strip: int = 32
+    beside: int = 1
     block: int = 32
     work: int = 0
 
@@ -174,7 +175,8 @@ def _source(spec: Dots) -> str:
     return f"""
 static void {spec.name}_tile(
     float* tile, __global const ushort* blocks, __global const char* planes,
-    __global const float* heads, int batch, int row, int column, int rows) {{
+    __global const float* heads, int batch, int row, int column,
+    int place, int tiles, int rows) {{
   const int16 mask = (int16)(0x0f0f0f0f);
   const float16 zero = (float16)({float(kind.zero)}f);
   for (int r = 0; r < rows; r++) {{

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+
+from bench import whisper_sides
 from bench.llama_sides import Side
 
 
@@ -36,3 +39,15 @@ class Counting(Side):
 class Unloadable(Side):
     def load(self, path: str, threads: int, **options: object) -> None:
         raise OSError(f"{path}: no such file")
+
+
+class Hearing(whisper_sides.Side):
+    """Hears `text` in any recording."""
+
+    def load(self, heard: str = "Two cats.", **options: object) -> None:
+        self.heard = heard
+
+    def text(self, samples: np.ndarray) -> str:
+        if not len(samples):
+            raise ValueError("nothing to hear")
+        return self.heard

@@ -10,7 +10,7 @@ import pytest
 
 from bench import llama
 from bench.__main__ import main
-from bench.measure import SideError, Worker
+from bench.measure import SideError, Worker, start_peers
 
 COUNTING = "tests.bench.fake_side:Counting"
 
@@ -70,7 +70,7 @@ def test_peer_that_crashes_is_skipped_with_a_reason(workers: dict[str, Worker]) 
 
 def test_missing_peers_are_named_with_what_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    skipped = llama._start_peers([], "x", 1)
+    skipped = start_peers([], llama.PEERS, 1, path="x")
     assert set(skipped) == {peer.name for peer in llama.PEERS}
     assert skipped["transformers f32"] == "not installed: torch, transformers, gguf"
 

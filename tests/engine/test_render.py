@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import Var
 from engine import dtype as dt
-from engine.spell import Speller, c_index
+from engine.spell import Speller, _of_all_lanes, c_index
 from engine.symbolic import Expr, Int, bounds, evaluate, less
 from tests.engine.kernels import cpu, run_source
 from tests.engine.process import output
@@ -167,3 +167,25 @@ def _reach(x: Int) -> tuple[int, int]:
                 a, b = _reach(p)
                 low, high = min(low, a), max(high, b)
     return low, high
+
+
+@given(st.integers(-40, 40), st.integers(-3, 3), st.sampled_from((1, -1, 2)), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_a_comparison_loses_its_lane_only_where_all_lanes_agree(
+    c: int, k: int, step: int, swapped: bool
+) -> None:
+    i, lane, lanes = Var("i", 0, 9), Var("lane", 0, 15), 16
+    e = i * (k * lanes) + lane * step + c
+    guard = less(-e, 5) if swapped else less(e, 5)
+    found = _of_all_lanes(guard, lane, lanes)
+    for n in range(10):
+        each = {evaluate(guard, {i: n, lane: m}) for m in range(lanes)}
+        assert {evaluate(found, {i: n, lane: m}) for m in range(lanes)} == each
+        assert len(each) == 1 or found is guard
+
+
+def test_the_border_of_a_whole_vector_is_one_comparison() -> None:
+    i, lane = Var("i", 0, 39), Var("lane", 0, 15)
+    assert lane not in _of_all_lanes(less(i * 16 + lane, 320), lane, 16).vars
+    assert lane not in _of_all_lanes(less(-1, i * 16 + lane - 320), lane, 16).vars
+    assert lane in _of_all_lanes(less(i * 16 + lane, 321), lane, 16).vars

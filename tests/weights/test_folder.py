@@ -82,3 +82,12 @@ def test_shard_of_another_format_is_named(tmp_path):
     folder(tmp_path, {"pytorch_model.bin": b.small_gguf()})
     with pytest.raises(WeightError, match="pytorch_model.bin: .*not one of torch.save|malformed"):
         load(tmp_path)
+
+
+def test_whisper_s_heads_come_from_the_generation_config(tmp_path):
+    heads = b'{"alignment_heads": [[1, 0]], "max_length": 448}'
+    files = {"pytorch_model.bin": shard("a"), "generation_config.json": heads}
+    config = {"config.json": b'{"model_type": "whisper"}'}
+    assert load(folder(tmp_path, files | config)).metadata["alignment_heads"] == [[1, 0]]
+    config = {"config.json": b'{"model_type": "llama"}'}
+    assert "alignment_heads" not in load(folder(tmp_path, config)).metadata

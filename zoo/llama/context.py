@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from zoo.llama import model
 
 PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
 FEW = 32  # rows that are multiplied as exactly as a single one
+SMALL = 200_000_000  # elements of a small model's weights
 SHORT = 64  # prompt tokens up to which that is quick enough
 SCORED = FEW  # rows per call when the logits of every position are wanted
 
@@ -33,6 +35,10 @@ class Context:
         dtype: str = "f32",
     ) -> None:
         self.size, self.ids = size, []
+        # To plan a program for a few tokens takes longer than a small model needs to take the
+        # first short prompt token by token, with the program that the reply needs anyway.
+        elements = sum(map(prod, model.expected_shapes(config).values()))
+        self._is_first = elements < SMALL
         self._device = device
         # A program's slices are checked for the largest start and length at once, hence the
         # rows behind the last position; no token is ever attended there.
@@ -58,14 +64,19 @@ class Context:
         """
         at = self._keep(ids, len(ids) - 1)
         while at < len(ids) - 1:
-            many = len(ids) - 1 - at > SHORT
-            rows, extend = (PREFILL, self._prefill) if many else (FEW, self._few)
-            part = list(ids[at : min(at + rows, len(ids) - 1)])
-            padded = self._tensor(part + [0] * (rows - len(part)))
-            extend(padded, start_pos=at, length=len(part))
+            left = len(ids) - 1 - at
+            rows, extend = (PREFILL, self._prefill) if left > SHORT else (FEW, self._few)
+            if left <= SHORT and self._is_first:
+                part = list(ids[at : at + 1])
+                self._forward(self._tensor(part), start_pos=at)
+            else:
+                part = list(ids[at : min(at + rows, len(ids) - 1)])
+                padded = self._tensor(part + [0] * (rows - len(part)))
+                extend(padded, start_pos=at, length=len(part))
             at += len(part)
             self.ids += part
         logits = self._forward(self._tensor(list(ids[at:])), start_pos=at).numpy()
+        self._is_first = False
         self.ids += ids[at:]
         return logits.reshape(-1)
 

@@ -131,15 +131,9 @@ def _one(
 
             options = {k: v for k, v in options.items() if k not in ("vad", "clip_timestamps")}
             stream = live.microphone if arguments.mic else live.stdin_pcm
-            return live.transcribe_live(model, stream, screen.segment, **options)
-        transcript = model.transcribe(
-            source, **options, on_segment=screen.segment, progress=screen.progress
-        )
-    if options["language"] is None and transcript.segments:
-        from zoo.whisper.languages import LANGUAGES
-
-        cli.note(f"(language: {LANGUAGES[transcript.language].title()}, as it seems)")
-    return transcript
+            return live.transcribe_live(model, stream, screen.on_segment, **options)
+        told = {name: getattr(screen, name) for name in ("on_segment", "progress", "on_language")}
+        return model.transcribe(source, **options, **told)
 
 
 def _write(transcript: Transcript, paths: Sequence[Path], arguments: argparse.Namespace) -> None:
@@ -160,7 +154,12 @@ class _Screen:
         if self.bar is not None:
             self.bar.close()
 
-    def segment(self, segment: Segment) -> None:
+    def on_language(self, code: str) -> None:
+        from zoo.whisper.languages import LANGUAGES
+
+        cli.note(f"(language: {LANGUAGES[code].title()}, as it seems; --language sets it)")
+
+    def on_segment(self, segment: Segment) -> None:
         from tqdm import tqdm
 
         from zoo.whisper.output import timestamp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from weights import Params
 from zoo.errors import UserError
 from zoo.whisper import model
 
+SMALL = 768  # width up to which a model is small
 FEW = 16  # tokens of a prompt without earlier text: quicker as rows than as tiles
 
 
@@ -28,13 +30,15 @@ class Network:
         dtype: str = "f32",
     ) -> None:
         self.params, self.config, self.device, self.dtype = params, config, device, dtype
+        # The texts of small models hang on the last digits: two terms for each number.
+        self.precision = "high" if dtype == "auto" and config.n_audio_state <= SMALL else dtype
         self.alignment_heads = alignment_heads
         self._contexts: dict[int, Context] = {}
-        self._encode = self.program(lambda mel: model.encode(params.encoder, config, mel))
+        self._encoders: dict[str, Callable] = {}
 
     def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
         """A captured program of this network's precision."""
-        return program(function, precision="high" if self.dtype == "auto" else self.dtype, **limits)
+        return program(function, precision=self.precision, **limits)
 
     def tensor(self, values: np.ndarray | Sequence) -> Tensor:
         """An array on this network's device: integers as int32, others as float32."""
@@ -50,9 +54,18 @@ class Network:
         zeros[0].realize(*zeros[1:])
         return zeros
 
-    def encode(self, mel: np.ndarray) -> Tensor:
-        """Features (B, F, C) of frames (B, n_mels, 2 F); they last until the next call."""
-        return self._encode(self.tensor(mel))
+    def encode(self, mel: np.ndarray, quick: bool = False) -> np.ndarray:
+        """Audio features (F, C) of one window's frames (n_mels, up to 2 F).
+
+        `quick`: in half the time, with fewer digits, unless the network's type forbids it.
+        """
+        precision = self.dtype if quick else self.precision
+        if precision not in self._encoders:
+            encode = partial(model.encode, self.params.encoder, self.config)
+            self._encoders[precision] = program(encode, precision=precision)
+        frames = np.zeros((1, self.config.n_mels, 2 * self.config.n_audio_ctx), np.float32)
+        frames[0, :, : mel.shape[1]] = mel
+        return np.array(self._encoders[precision](self.tensor(frames)).numpy()[0])
 
     def context(self, windows: int) -> Context:
         """The context of so many windows at once; there is one of each number."""
@@ -71,13 +84,16 @@ class Context:
         self.xk, self.xv = network.empty(*shape), network.empty(*shape)
         cache = model.Cache([], [], self.xk, self.xv)
         self._listen = network.program(
-            lambda features: model.listen(network.params.decoder, c, features, cache)
+            lambda features, window: model.listen(
+                network.params.decoder, c, features, window, cache
+            ),
+            window=(0, windows - 1),
         )
         self._searches: dict[int, Rows] = {}
 
-    def listen(self, features: Tensor) -> None:
-        """Take in the features (windows, F, C) of the audio that all rows attend to from now on."""
-        self._listen(features)
+    def listen(self, features: np.ndarray, window: int = 0) -> None:
+        """Take in the audio features (F, C) that a window's rows attend to from now on."""
+        self._listen(self.network.tensor(features[None]), window=window)
 
     def rows(self, group: int) -> Rows:
         """The token rows of a search with `group` candidates a window; one for each number."""
@@ -121,11 +137,15 @@ class Rows:
             logits = Tensor.where(every < Tensor(words), model.logits(p, x[0]), -float("inf"))
             chosen = every == following[:length].unsqueeze(-1)
             chances = (softmax(logits) * chosen).sum(-1)
-            return model.alignment(asked, cache, network.alignment_heads), chances
+            scores = model.alignment(asked, cache, network.alignment_heads)
+            rest = (0, config.n_text_ctx - length)  # what is read has one size
+            return scores.pad([(0, 0), rest, (0, 0)]), chances.pad([rest])
 
         last = length - 1
         self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
-        self._prompts = {n: network.program(prompt, length=(1, n)) for n in (FEW, length)}
+        # Prompts are multiplied in float32: over the copy of the weights that single steps use.
+        exact = partial(program, prompt, precision="f32")
+        self._prompts = {n: exact(length=(1, n)) for n in (FEW, length)}
         self._step = network.program(step, start=(0, last))
         self._reorder = network.program(reorder, length=(1, length))
 
@@ -167,7 +187,8 @@ class Rows:
         padded[1, : len(ids) - 1] = ids[1:]  # what comes after each
         tensor = self.network.tensor
         out = self._align(tensor(padded[:1]), tensor(padded[1]), length=len(ids), words=eot)
-        scores, chances = (np.array(t.numpy()) for t in out)
-        scores = np.exp(scores[:, :, :frames] - scores[:, :, :frames].max(-1, keepdims=True))
+        scores, chances = (t.numpy() for t in out)
+        scores = scores[:, : len(ids), :frames]
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
         first = len(begin) - 1
         return scores / scores.sum(-1, keepdims=True), chances[first : first + len(text)]

@@ -81,6 +81,7 @@ _FLAGS = {
         ("--compression-ratio-threshold", _NUMBER, "X", 2.4, "above: it repeats itself"),
         ("--logprob-threshold", _NUMBER, "X", -1.0, "below, on average: it is unlikely"),
         ("--no-speech-threshold", _NUMBER, "X", 0.6, "above, and unlikely: silence"),
+        ("--repetition-guard", None, None, True, "not told what came before if it repeats that"),
         ("--temperature-increment-on-fallback", _POSITIVE, "T", 0.2, "of the next try; None: none"),
     ),
     "words": (

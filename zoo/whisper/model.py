@@ -118,11 +118,13 @@ def encode(p: Params, config: Config, mel: Tensor) -> Tensor:
     return layer_norm(p.ln_post, x)
 
 
-def listen(p: Params, config: Config, features: Tensor, cache: Cache) -> None:
-    """Write the keys and values that every token attends to, of audio features (B, F, C)."""
+def listen(p: Params, config: Config, features: Tensor, window: Int, cache: Cache) -> None:
+    """Write the keys and values of a window, of its audio features (1, F, C), to the cache."""
+    heads = config.n_text_head
+    here = slice(window * heads, (window + 1) * heads)
     for n, block in enumerate(p.blocks):
-        cache.xk[n][:] = split_heads(linear(block.cross_attn.key, features), config.n_text_head)
-        cache.xv[n][:] = split_heads(linear(block.cross_attn.value, features), config.n_text_head)
+        cache.xk[n][here] = split_heads(linear(block.cross_attn.key, features), heads)
+        cache.xv[n][here] = split_heads(linear(block.cross_attn.value, features), heads)
 
 
 # The decoder.

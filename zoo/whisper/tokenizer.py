@@ -133,7 +133,7 @@ class Tokenizer:
             group.append(i)
             text = self.decode_with_timestamps(group)
             broken = text.find("\ufffd")
-            if broken < 0 or whole[start + broken : start + broken + 1] == "\ufffd":
+            if broken < 0 or whole[start + broken : start + broken + 1] in ("", "\ufffd"):
                 words.append(text)
                 groups.append(group)
                 start, group = start + len(text), []

@@ -1,346 +1,280 @@
 """A whole recording: window after window, each decoded with what was said before in mind.
 
-Source: Radford et al. 2022, sections 3.4 and 4.5; options, defaults and the rules by which windows
-move on are openai/whisper's (transcribe.py). Frames are of 10 ms.
+Source: Radford et al. 2022, sections 3.4 and 4.5; the rules by which windows move on are
+openai/whisper's (transcribe.py). Frames are of 10 ms.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zoo.errors import UsageError
 from zoo.whisper import audio, timing, vad
-from zoo.whisper.context import Context
-from zoo.whisper.decode import OPTIONS, DecodingOptions, DecodingResult, decode
+from zoo.whisper.context import Context, Network
+from zoo.whisper.decode import DecodingResult, decode, detect_language
 from zoo.whisper.languages import code_of
+from zoo.whisper.options import Clip, TranscribeOptions, at_temperature, parsed
 from zoo.whisper.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
-    from zoo.whisper.whisper import Whisper
+    from zoo.whisper.tokenizer import Tokenizer
 
 N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
+LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
+REPEATED = 8  # tokens, some six words: more than a turn of phrase
 HOT = 0.5  # text drawn at a higher temperature is no prompt for what follows
-
-Clip = tuple[int, int]  # first frame, frame behind the last
-
-
-@dataclass(frozen=True)
-class TranscribeOptions:
-    """How windows follow each other, beside `DecodingOptions`; names and defaults are openai's.
-
-    `temperature`: the next is tried when a text repeats itself (compression_ratio_threshold) or
-    is unlikely (logprob_threshold). `clip_timestamps`: start, end, … in seconds. `batch_size`: so
-    many windows at once, cut at silences, without earlier text as a prompt. `vad`: leave out what
-    is silent. `seed` is of the draws above temperature 0.
-    """
-
-    temperature: float | Sequence[float] = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-    compression_ratio_threshold: float | None = 2.4
-    logprob_threshold: float | None = -1.0
-    no_speech_threshold: float | None = 0.6
-    condition_on_previous_text: bool = True
-    initial_prompt: str | None = None
-    carry_initial_prompt: bool = False
-    word_timestamps: bool = False
-    prepend_punctuations: str = "\"'“¿([{-"
-    append_punctuations: str = "\"'.。,，!！?？:：”)]}、"
-    clip_timestamps: str | Sequence[float] = "0"
-    hallucination_silence_threshold: float | None = None
-    batch_size: int = 1
-    vad: bool = False
-    seed: int | None = None
-
-    @property
-    def temperatures(self) -> tuple[float, ...]:
-        given = self.temperature
-        return tuple(map(float, given)) if isinstance(given, Sequence) else (float(given),)
-
-    def clips(self, frames: int) -> list[Clip]:
-        """The clips of a recording of so many frames; UsageError for times that are none."""
-        given = self.clip_timestamps
-        try:
-            parts = (
-                [part for part in given.split(",") if part.strip()]
-                if isinstance(given, str)
-                else given
-            )
-            points = [round(float(part) * FRAMES_PER_SECOND) for part in parts] or [0]
-        except (TypeError, ValueError, OverflowError):
-            raise UsageError(f"clip_timestamps are seconds with commas, got {given!r}") from None
-        if points != sorted(points) or points[0] < 0:
-            raise UsageError(f"clip_timestamps go up from 0, got {given!r}")
-        points += [frames] * (len(points) % 2)
-        points = [min(point, frames) for point in points]
-        return list(zip(points[::2], points[1::2]))
-
-
-NAMES = tuple(field.name for field in fields(TranscribeOptions))
 
 
 def transcribe(
-    model: Whisper,
+    network: Network,
+    tokenizer: Tokenizer,
     source: Any,
     on_segment: Callable[[Segment], None] | None = None,
     progress: Callable[[float, float], None] | None = None,
+    on_language: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Transcript:
     """The text of a recording: a path, "-" for stdin, or samples (1-D float32, 16 kHz).
 
-    `on_segment` is called with each segment as it is found, `progress` with the seconds done and
-    the seconds in all. UsageError for options that are unknown or contradict each other,
-    AudioError for what can't be read as audio.
+    `options` are the fields of TranscribeOptions and DecodingOptions. `on_segment` is called with
+    each segment as it is found, `progress` with the seconds done and the seconds in all,
+    `on_language` with the code of the language that was told by listening. UsageError for options
+    that are unknown or contradict each other, AudioError for what can't be read as audio.
     """
-    run = _Run(model, *_parsed(options), on_segment, progress)
-    run.recording = audio.record(source, model.config.n_mels, model.network.device)
-    return run.transcribe()
+    own, decoding = parsed(options)
+    recording = audio.record(source, network.config.n_mels, network.device)
+    run = _Run(network, tokenizer, recording, own, decoding, on_segment, progress)
+    clips = own.clips(recording.frames)
+    if own.vad or own.batch_size > 1:
+        clips = _common(clips, vad.speech(recording.loudness))
+    language = run.tell_language(clips)
+    if on_language and decoding.get("language") is None and tokenizer.multilingual:
+        on_language(language)
+    run.work(run.strands(clips), own.batch_size)
+    text = "".join(segment.text for segment in run.segments)
+    return Transcript(text, language, run.segments, recording.duration)
 
 
-def _parsed(options: dict[str, Any]) -> tuple[TranscribeOptions, dict[str, Any]]:
-    known = {*NAMES, *OPTIONS}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise UsageError(f"unknown option of transcribe: {', '.join(unknown)}")
-    given = TranscribeOptions(**{k: v for k, v in options.items() if k in NAMES})
-    decoding = {k: v for k, v in options.items() if k not in NAMES}
-    if not given.temperatures:
-        raise UsageError("temperature is a number or several, got none")
-    if given.batch_size < 1:
-        raise UsageError(f"batch_size must be 1 or more, got {given.batch_size}")
-    for temperature in given.temperatures:
-        _decoding(decoding, temperature)
-    return given, decoding
+@dataclass
+class Strand:
+    """A stretch of sound that is worked through from `seek` to `end`, frames of its own `mel`."""
 
+    mel: np.ndarray  # (n_mels, frames)
+    timeline: vad.Timeline  # from its time to the recording's
+    seek: int
+    end: int
+    said: list[int]  # tokens of its text so far, after the initial prompt
+    nothing: int = 0  # fewer frames at its end hold no speech
+    forgotten: int = 0  # how many of them are no prompt any more
+    last_speech: float = 0.0  # seconds
+    found: list[Segment] = field(default_factory=list)  # not handed out yet
 
-def _decoding(given: dict[str, Any], temperature: float) -> DecodingOptions:
-    """The options at a temperature: beams are for 0, several draws for what is above it."""
-    unfit = ("beam_size", "patience") if temperature > 0 else ("best_of",)
-    fit = {key: value for key, value in given.items() if key not in unfit}
-    return DecodingOptions(**fit, temperature=temperature)
+    @property
+    def done(self) -> bool:
+        return self.seek >= self.end
+
+    @property
+    def size(self) -> int:
+        """Frames of the window from `seek` on."""
+        return min(N_FRAMES, self.end - self.seek)
+
+    @property
+    def begin(self) -> float:
+        """Where that window begins, in seconds."""
+        return self.seek / FRAMES_PER_SECOND
 
 
 class _Run:
     """One recording on its way to a transcript."""
 
-    recording: audio.Recording
-
     def __init__(
         self,
-        model: Whisper,
+        network: Network,
+        tokenizer: Tokenizer,
+        recording: audio.Recording,
         options: TranscribeOptions,
         decoding: dict[str, Any],
         on_segment: Callable[[Segment], None] | None,
         progress: Callable[[float, float], None] | None,
     ) -> None:
-        self.model, self.options, self.decoding = model, options, dict(decoding)
+        self.network, self.tokenizer, self.recording = network, tokenizer, recording
+        self.options, self.decoding = options, decoding
         self.on_segment, self.progress = on_segment, progress
-        self.tokenizer = model.tokenizer
         self.random = np.random.default_rng(options.seed or 0)
         self.segments: list[Segment] = []
         prompt = options.initial_prompt
         self.prompt = self.tokenizer.encode(" " + prompt.strip()) if prompt else []
-        self.said = list(self.prompt)  # tokens of the text so far
-        self.forgotten = 0  # how many of them are no prompt any more
-        self.last_speech = 0.0  # seconds
-        # Seconds of audio in a token of the encoder's output, which is what timestamps count in.
-        self.token_s = N_FRAMES / model.config.n_audio_ctx / FRAMES_PER_SECOND
+        # Seconds of audio in a position of the encoder's output, which timestamps count in.
+        self.position_s = N_FRAMES / network.config.n_audio_ctx / FRAMES_PER_SECOND
+        self.language = "en"
 
-    def transcribe(self) -> Transcript:
-        frames = self.recording.frames
-        clips = self.options.clips(frames)
-        if self.options.vad:
-            clips = _common(clips, vad.speech(self.recording.loudness))
-        code = self.language = self._language(clips)
-        if self.options.batch_size > 1:
-            self._batches(vad.windows(clips, self.recording.loudness, N_FRAMES))
-        elif self.options.vad:
-            timeline = vad.Timeline(clips)
-            mel = timeline.condense(self.recording.mel)
-            self._windows(mel, [(0, mel.shape[1])], timeline)
-        else:
-            mel = self.recording.mel[:, :frames]
-            self._windows(mel, clips, vad.Timeline([(0, frames)]))
-        text = "".join(segment.text for segment in self.segments)
-        return Transcript(text, code, self.segments, self.recording.duration)
+    def tell_language(self, clips: Sequence[Clip]) -> str:
+        """The language that was asked for, or that is spoken first."""
+        given = self.decoding.get("language")
+        code = "en" if given is None else code_of(given)
+        if given is None and self.tokenizer.multilingual:
+            begin = clips[0][0] if clips else 0
+            context = self.network.context(1)
+            mel = self.recording.mel[:, begin : begin + N_FRAMES]
+            context.listen(self.network.encode(mel))
+            code = likeliest(detect_language(context, self.tokenizer)[0])
+        self.language = code if self.tokenizer.multilingual else "en"
+        return self.language
 
-    def _language(self, clips: list[Clip]) -> str:
-        given = self.decoding.pop("language", None)
-        if not self.tokenizer.multilingual:
-            return "en"
-        if given is not None:
-            return code_of(given)
-        begin = clips[0][0] if self.options.vad and clips else 0  # where speech is
-        chances = self.model.detect_language(self.recording.mel[:, begin : begin + N_FRAMES])
-        return max(chances, key=chances.get)
+    def strands(self, clips: Sequence[Clip]) -> Iterator[Strand]:
+        """What is worked through: clips as they are, all that is spoken, or windows of that."""
+        recording, said = self.recording, list(self.prompt)  # which clips share
+        if not self.options.vad and self.options.batch_size == 1:
+            mel = recording.mel[:, : recording.frames]
+            timeline = vad.Timeline([(0, recording.frames)])
+            yield from (Strand(mel, timeline, *clip, said) for clip in clips)
+            return
+        together, count = [list(clips)], self.options.batch_size
+        if count > 1:
+            share = -(-sum(end - start for start, end in clips) // count)
+            length = min(max(share, N_FRAMES), LONGEST)
+            together = vad.windows(clips, recording.loudness, length)
+        for some in together:
+            timeline = vad.Timeline(some)
+            mel = timeline.condense(recording.mel)
+            yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt), vad.ROOM)
 
-    # One window after another.
+    def work(self, strands: Iterator[Strand], count: int) -> None:
+        """Work through strands, `count` side by side; what they say is handed out in order."""
+        opened: list[Strand] = []
+        while True:
+            active = [strand for strand in opened if not strand.done]
+            new = list(itertools.islice(strands, count - len(active)))
+            opened += new
+            active += new
+            if not active:
+                return
+            self._step(active, count)
+            while opened:
+                self._hand_out(opened[0])
+                if not opened[0].done:
+                    break
+                opened.pop(0)
 
-    def _windows(self, mel: np.ndarray, clips: list[Clip], timeline: vad.Timeline) -> None:
-        context, seek = self.model.network.context(1), 0
-        for start, end in clips:
-            seek = max(seek, start)
-            while seek < end:
-                size = min(N_FRAMES, end - seek)
-                self._listen(context, mel[:, seek : seek + size])
-                found, seek = self._window(context, seek, size, mel.shape[1])
-                self._keep(found, timeline)
-                self._tell(timeline.original(min(seek, end) / FRAMES_PER_SECOND))
+    def _step(self, strands: Sequence[Strand], count: int) -> None:
+        """One window of each strand."""
+        for strand in strands:
+            while not strand.done and self._is_mute(strand):
+                strand.seek += strand.size
+        heard = [strand for strand in strands if not strand.done]
+        if not heard:
+            return
+        context = self.network.context(count if len(heard) > 1 else 1)
+        features = [
+            self.network.encode(s.mel[:, s.seek : s.seek + s.size], quick=count > 1) for s in heard
+        ]
+        for n, each in enumerate(features):
+            context.listen(each, n)
+        if len(heard) == 1:
+            self._take(context, heard[0], self._decoded(context, heard[0]))
+            return
+        first = at_temperature(self.decoding, self.options.temperatures[0])
+        first = replace(first, prompt=self.prompt)
+        results = decode(context, self.tokenizer, first, self.language, self.random)
+        alone = self.network.context(1)
+        for strand, result, each in zip(heard, results, features):
+            alone.listen(each)
+            if not self._is_good(result):
+                result = self._decoded(alone, strand, result)
+            self._take(alone, strand, result)
 
-    def _listen(self, context: Context, mel: np.ndarray) -> None:
-        context.listen(self.model.network.encode(_window(mel)[None]))
+    def _is_mute(self, strand: Strand) -> bool:
+        """Whether nothing is said in the window for certain: the model hears things (" you", with a
+        good probability) in digital silence, and stories in a steady tone."""
+        end = strand.timeline.original(strand.begin + strand.size / FRAMES_PER_SECOND, True)
+        ends = (strand.timeline.original(strand.begin), end)
+        first, last = (round(seconds * FRAMES_PER_SECOND) for seconds in ends)
+        return vad.is_steady(self.recording.loudness[first:last])
 
-    def _window(
-        self, context: Context, seek: int, size: int, frames: int
-    ) -> tuple[list[Segment], int]:
-        """The segments of the window from `seek` on, and where the next one begins."""
-        result = self._decode(context, self._prompt(), self.options.temperatures)
-        if self._silent(result):
-            return [], seek + size
-        pieces, ahead = cut(result.tokens, self.tokenizer.timestamp_begin, size, self.token_s)
-        segments = [self._segment(piece, result, seek) for piece in pieces]
+    def _take(self, context: Context, strand: Strand, result: DecodingResult) -> None:
+        """Take in what a window says, and move on to the next."""
+        seek, size = strand.seek, strand.size
+        if self._is_silent(result):
+            strand.seek += size
+            return
+        pieces, ahead = cut(result.tokens, self.tokenizer.timestamp_begin, size, self.position_s)
+        segments = [self._segment(piece, result, strand) for piece in pieces]
         after = seek + ahead
         if self.options.word_timestamps:
-            self._add_words(context, segments, seek, size)
-            after = self._after_words(segments, result.tokens, seek, size, after, frames)
-        self._remember(segments, result)
-        return segments, after
-
-    def _prompt(self) -> list[int]:
-        """What was said before, as far as it may be a prompt."""
-        if not self.options.carry_initial_prompt:
-            return self.said[self.forgotten :]
-        room = self.model.config.n_text_ctx // 2 - 1 - len(self.prompt)
-        said = self.said[max(len(self.prompt), self.forgotten) :]
-        return self.prompt + (said[-room:] if room > 0 else [])
-
-    def _remember(self, segments: Sequence[Segment], result: DecodingResult) -> None:
-        for segment in segments:
-            if says_something(segment):
-                self.said += segment.tokens
+            self._add_words(context, segments, strand)
+            after = self._after_words(segments, result.tokens, strand, after)
+        segments = [segment for segment in segments if says_something(segment)]
+        strand.seek = strand.end if strand.end - after < strand.nothing else after
+        strand.found += segments
+        strand.said += [token for segment in segments for token in segment.tokens]
         if not self.options.condition_on_previous_text or result.temperature > HOT:
-            self.forgotten = len(self.said)
+            strand.forgotten = len(strand.said)
 
-    def _after_words(
-        self,
-        segments: list[Segment],
-        tokens: list[int],
-        seek: int,
-        size: int,
-        after: int,
-        frames: int,
-    ) -> int:
-        """Where the next window begins, now that the words' times are known.
-
-        Takes out of `segments` what is probably made up: odd words between silences.
-        """
-        threshold, last_speech = self.options.hallucination_silence_threshold, self.last_speech
-        begin, whole = seek / FRAMES_PER_SECOND, ends_whole(tokens, self.tokenizer.timestamp_begin)
-        window_end = begin + N_FRAMES / FRAMES_PER_SECOND
-        end = timing.end_of(segments)
-        if not whole and end is not None and end > begin:
-            after = round(end * FRAMES_PER_SECOND)
-            if threshold is not None and window_end - end <= threshold:
-                after = seek + size
-        if threshold is not None:
-            first = timing.next_with_words(segments)
-            if first is not None and timing.is_anomaly(first) and first.start - begin > threshold:
-                gap = round((first.start - begin) * FRAMES_PER_SECOND)
-                segments.clear()
-                return seek + gap  # once more, from where the doubtful words begin
-            ends = begin + size / FRAMES_PER_SECOND
-            at = timing.first_made_up(segments, last_speech, begin, ends, window_end, threshold)
-            if at is not None:
-                made_up = segments[at]
-                after = round(max(begin + 1, made_up.start) * FRAMES_PER_SECOND)
-                if frames / FRAMES_PER_SECOND - made_up.end < threshold:
-                    after = frames
-                del segments[at:]
-        end = timing.end_of(segments)
-        self.last_speech = last_speech if end is None else end
-        return after
-
-    # Several windows at once.
-
-    def _batches(self, windows: list[list[Clip]]) -> None:
-        size = self.options.batch_size
-        for first in range(0, len(windows), size):
-            batch = windows[first : first + size]
-            network = self.model.network
-            context = network.context(size if len(batch) > 1 else 1)
-            timelines = [vad.Timeline(clips) for clips in batch]
-            mels = [timeline.condense(self.recording.mel) for timeline in timelines]
-            padded = np.zeros((context.windows, self.model.config.n_mels, N_FRAMES), np.float32)
-            for row, mel in zip(padded, mels):
-                row[:, : mel.shape[1]] = mel
-            features = network.encode(padded)
-            context.listen(features)
-            first_try = _decoding(self.decoding, self.options.temperatures[0])
-            first_try = replace(first_try, prompt=self.prompt)
-            results = decode(context, self.tokenizer, first_try, self.language, self.random)
-            for n, (timeline, mel, result) in enumerate(zip(timelines, mels, results)):
-                alone = network.context(1)
-                alone.listen(features[n : n + 1])
-                if not self._good(result) and len(self.options.temperatures) > 1:
-                    result = self._decode(alone, self.prompt, self.options.temperatures[1:])
-                if not self._silent(result):
-                    self._keep(self._whole(alone, result, mel.shape[1]), timeline)
-                self._tell(timeline.original(mel.shape[1] / FRAMES_PER_SECOND))
-
-    def _whole(self, context: Context, result: DecodingResult, size: int) -> list[Segment]:
-        """All segments of a window that is not looked at again, its last words included."""
-        begin = self.tokenizer.timestamp_begin
-        pieces, ahead = cut(result.tokens, begin, size, self.token_s)
-        rest = result.tokens[sum(len(tokens) for _, _, tokens in pieces) :]
-        if rest:
-            pieces.append((ahead / FRAMES_PER_SECOND, size / FRAMES_PER_SECOND, rest))
-        segments = [self._segment(piece, result, 0) for piece in pieces]
-        if self.options.word_timestamps:
-            self.last_speech = 0.0
-            self._add_words(context, segments, 0, size)
-        return segments
-
-    # What both have in common.
-
-    def _decode(
-        self, context: Context, prompt: list[int], temperatures: Sequence[float]
+    def _decoded(
+        self, context: Context, strand: Strand, tried: DecodingResult | None = None
     ) -> DecodingResult:
-        """The text of the context's one window, at the first temperature that gives a good one."""
+        """The text of the context's one window, at the first temperature that gives a good one.
+
+        `tried` is what the first of them gave, if it has been tried.
+        """
+        result, temperatures = tried, self.options.temperatures[tried is not None :]
+        prompt = self._prompt(strand)
         for temperature in temperatures:
-            options = replace(_decoding(self.decoding, temperature), prompt=prompt)
+            options = replace(at_temperature(self.decoding, temperature), prompt=prompt)
             result = decode(context, self.tokenizer, options, self.language, self.random)[0]
-            if self._good(result):
+            if self._repeats(result.tokens, prompt):
+                options = replace(options, prompt=self.prompt)
+                result = decode(context, self.tokenizer, options, self.language, self.random)[0]
+            if self._is_good(result):
                 break
         return result
 
-    def _good(self, result: DecodingResult) -> bool:
+    def _repeats(self, tokens: Sequence[int], prompt: Sequence[int]) -> bool:
+        """Whether a text says at length what the prompt said: told what came before, the model may
+        go round in circles, and miss what is new."""
+        if not self.options.repetition_guard or len(prompt) == len(self.prompt):
+            return False
+        eot = self.tokenizer.eot
+        new, old = ([token for token in some if token < eot] for some in (tokens, prompt))
+        said = {tuple(old[n : n + REPEATED]) for n in range(len(old) - REPEATED + 1)}
+        return any(tuple(new[n : n + REPEATED]) in said for n in range(len(new)))
+
+    def _prompt(self, strand: Strand) -> list[int]:
+        """What was said before, as far as it may be a prompt."""
+        if not self.options.carry_initial_prompt:
+            return strand.said[strand.forgotten :]
+        room = self.network.config.n_text_ctx // 2 - 1 - len(self.prompt)
+        said = strand.said[max(len(self.prompt), strand.forgotten) :]
+        return self.prompt + (said[-room:] if room > 0 else [])
+
+    def _is_good(self, result: DecodingResult) -> bool:
         o = self.options
-        repetitive, unlikely = o.compression_ratio_threshold, o.logprob_threshold
-        poor = unlikely is not None and result.avg_logprob < unlikely
+        poor = o.logprob_threshold is not None and result.avg_logprob < o.logprob_threshold
         if poor and o.no_speech_threshold is not None:
             if result.no_speech_prob > o.no_speech_threshold:
                 return True  # silence
+        repetitive = o.compression_ratio_threshold
         return not poor and (repetitive is None or result.compression_ratio <= repetitive)
 
-    def _silent(self, result: DecodingResult) -> bool:
+    def _is_silent(self, result: DecodingResult) -> bool:
         o = self.options
         if o.no_speech_threshold is None or result.no_speech_prob <= o.no_speech_threshold:
             return False
         return o.logprob_threshold is None or result.avg_logprob <= o.logprob_threshold
 
     def _segment(
-        self, piece: tuple[float, float, list[int]], result: DecodingResult, seek: int
+        self, piece: tuple[float, float, list[int]], result: DecodingResult, strand: Strand
     ) -> Segment:
         start, end, tokens = piece
-        begin = seek / FRAMES_PER_SECOND
         return Segment(
             id=0,
-            seek=seek,
-            start=begin + start,
-            end=begin + end,
+            seek=strand.seek,
+            start=strand.begin + start,
+            end=strand.begin + end,
             text=self.tokenizer.decode([t for t in tokens if t < self.tokenizer.eot]),
             tokens=tokens,
             temperature=result.temperature,
@@ -349,43 +283,73 @@ class _Run:
             no_speech_prob=result.no_speech_prob,
         )
 
-    def _add_words(self, context: Context, segments: list[Segment], seek: int, size: int) -> None:
-        sequence = self.tokenizer.sequence(self.language, self.decoding.get("task", "transcribe"))
+    def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
+        task = self.decoding.get("task", "transcribe")
+        begin = [*self.tokenizer.sequence(self.language, task), self.tokenizer.no_timestamps]
+        frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
 
         def attend(text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-            frames = size * self.model.config.n_audio_ctx // N_FRAMES
-            begin = [*sequence, self.tokenizer.no_timestamps]
             return context.rows(1).align(begin, text, self.tokenizer.eot, frames)
 
-        o = self.options
+        marks = self.options.prepend_punctuations, self.options.append_punctuations
         timing.add_words(
-            segments, attend, self.tokenizer, self.language,
-            o.prepend_punctuations, o.append_punctuations, self.last_speech,
-        )  # fmt: skip
+            segments, attend, self.tokenizer, self.language, *marks, strand.last_speech
+        )
 
-    def _keep(self, segments: Sequence[Segment], timeline: vad.Timeline) -> None:
-        """Take in segments that say something, in the recording's own time."""
-        for segment in segments:
-            if not says_something(segment):
-                continue
-            kept = replace(segment, id=len(self.segments), **self._placed(segment, timeline))
-            kept.seek = round(timeline.original(segment.seek / FRAMES_PER_SECOND) * 100)
+    def _after_words(
+        self, segments: list[Segment], tokens: list[int], strand: Strand, after: int
+    ) -> int:
+        """Where the next window begins, now that the words' times are known.
+
+        Takes out of `segments` what is probably made up: odd words between silences.
+        """
+        seek, begin, size = strand.seek, strand.begin, strand.size
+        threshold = self.options.hallucination_silence_threshold
+        window_end = begin + N_FRAMES / FRAMES_PER_SECOND
+        end = timing.end_of(segments)
+        if not ends_whole(tokens, self.tokenizer.timestamp_begin) and end and end > begin:
+            after = round(end * FRAMES_PER_SECOND)
+            if threshold is not None and window_end - end <= threshold:
+                after = seek + size
+        if threshold is not None:
+            first = timing.next_with_words(segments)
+            if timing.is_anomaly(first) and first.start - begin > threshold:
+                segments.clear()  # once more, from where the doubtful words begin
+                return seek + round((first.start - begin) * FRAMES_PER_SECOND)
+            ends = begin + size / FRAMES_PER_SECOND
+            at = timing.first_made_up(
+                segments, strand.last_speech, begin, ends, window_end, threshold
+            )
+            if at is not None:
+                made_up = segments[at]
+                after = round(max(begin + 1, made_up.start) * FRAMES_PER_SECOND)
+                if strand.mel.shape[1] / FRAMES_PER_SECOND - made_up.end < threshold:
+                    after = strand.end
+                del segments[at:]
+        end = timing.end_of(segments)
+        strand.last_speech = strand.last_speech if end is None else end
+        return max(after, seek + 1)
+
+    def _hand_out(self, strand: Strand) -> None:
+        """Give out what a strand has found, in the recording's own time."""
+        for segment in strand.found:
+            kept = replace(segment, id=len(self.segments), **self._placed(segment, strand))
+            kept.seek = round(strand.timeline.original(segment.seek / FRAMES_PER_SECOND) * 100)
             if segment.words is not None:
-                kept.words = [
-                    replace(word, **self._placed(word, timeline)) for word in segment.words
-                ]
+                kept.words = [replace(word, **self._placed(word, strand)) for word in segment.words]
             self.segments.append(kept)
             if self.on_segment:
                 self.on_segment(kept)
-
-    def _placed(self, item: Any, timeline: vad.Timeline) -> dict[str, float]:
-        """Start and end in the recording's time; nothing ends after the audio does."""
-        times = {"start": timeline.original(item.start), "end": timeline.original(item.end, True)}
-        return {key: min(time, self.recording.duration) for key, time in times.items()}
-
-    def _tell(self, seconds: float) -> None:
+        strand.found = []
         if self.progress:
-            self.progress(min(seconds, self.recording.duration), self.recording.duration)
+            done = strand.timeline.original(min(strand.seek, strand.end) / FRAMES_PER_SECOND, True)
+            self.progress(min(done, self.recording.duration), self.recording.duration)
+
+    def _placed(self, item: Any, strand: Strand) -> dict[str, float]:
+        """Start and end in the recording's time; nothing ends after the audio does."""
+        start, end = strand.timeline.placed(item.start, item.end)
+        end = min(end, self.recording.duration)
+        return {"start": min(start, end), "end": end}
 
 
 def cut(
@@ -424,9 +388,9 @@ def says_something(segment: Segment) -> bool:
     return segment.start != segment.end and bool(segment.text.strip())
 
 
-def _window(mel: np.ndarray) -> np.ndarray:
-    """Frames (n_mels, up to 3000) with zeros behind them, as the model was trained."""
-    return np.pad(mel, ((0, 0), (0, N_FRAMES - mel.shape[1])))
+def likeliest(chances: dict[str, float]) -> str:
+    """The key of the largest number."""
+    return max(chances, key=chances.get)
 
 
 def _common(a: Sequence[Clip], b: Sequence[Clip]) -> list[Clip]:

@@ -14,6 +14,8 @@ FRAME_MS = 10
 DIGITAL_SILENCE = -80.0  # dB; quieter frames were cut or faded, and don't show the room's noise
 STEADY = 6.0  # dB; what stays within that is noise: syllables vary by 15 and more
 SYLLABLE, PHONE = 21, 5  # frames
+ACROSS = 0.8  # seconds, twice what clips are padded with
+ROOM = 60  # frames: what clips are padded with, and a bit of the last sound
 
 
 def speech(
@@ -53,6 +55,14 @@ def speech(
             clips.append((start, end))
     spoken = [c for c in clips if (loud[c[1]] - loud[c[0]]) * FRAME_MS >= min_speech_duration_ms]
     return _padded(spoken, speech_pad_ms // FRAME_MS, len(loudness))
+
+
+def is_steady(loudness: np.ndarray) -> bool:
+    """Whether frames are digital silence, or two seconds and more of one unvarying sound."""
+    if (loudness <= DIGITAL_SILENCE).all():
+        return True
+    level = _smooth(loudness, PHONE)[PHONE:-PHONE]
+    return len(level) > 200 and bool(level.max() - level.min() < STEADY)
 
 
 def windows(
@@ -101,6 +111,20 @@ class Timeline:
         place = np.searchsorted(self._begins, frame - 1e-6 if end else frame + 1e-6) - 1
         i = int(np.clip(place, 0, len(self.clips) - 1))
         return seconds + float(self.clips[i][0] - self._begins[i]) * FRAME_MS / 1000
+
+    def placed(self, start: float, end: float) -> tuple[float, float]:
+        """What lasts from start to end, in seconds of the file.
+
+        Where it reaches a little way into one clip more, that is an error at a cut: it is left out.
+        """
+        inner = self._begins[1:-1] * FRAME_MS / 1000  # where clips meet
+        for cut in inner:
+            if start < cut < end and cut - start <= min(ACROSS, (end - start) / 2):
+                start = float(cut)
+        for cut in inner[::-1]:
+            if start < cut < end and end - cut <= min(ACROSS, (end - start) / 2):
+                end = float(cut)
+        return self.original(start), self.original(end, True)
 
 
 def _cut(clip: Clip, limit: int, quiet: np.ndarray | None) -> list[Clip]:

@@ -11,7 +11,7 @@ from zoo.errors import UsageError
 from zoo.whisper import decode as decoding
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
-from zoo.whisper.transcribe import N_FRAMES, transcribe
+from zoo.whisper.transcribe import N_FRAMES, likeliest, transcribe
 from zoo.whisper.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
@@ -32,16 +32,19 @@ class Whisper:
         audio: Any,
         on_segment: Callable[[Segment], None] | None = None,
         progress: Callable[[float, float], None] | None = None,
+        on_language: Callable[[str], None] | None = None,
         **options: Any,
     ) -> Transcript:
         """The text of a recording; see `zoo.whisper.transcribe.transcribe`."""
-        return transcribe(self, audio, on_segment, progress, **options)
+        told = on_segment, progress, on_language
+        return transcribe(self.network, self.tokenizer, audio, *told, **options)
 
     def encode(self, mel: np.ndarray) -> np.ndarray:
         """Audio features of one window or several: (…, n_mels, up to 3000) -> (…, 1500, C)."""
-        windows, single = self._windows(mel)
-        features = np.array(self.network.encode(windows).numpy())
-        return features[0] if single else features
+        mel = self._checked(mel)
+        if mel.ndim == 2:
+            return self.network.encode(mel)
+        return np.stack([self.network.encode(window) for window in mel])
 
     def logits(self, mel: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
         """The decoder's logits after each of `tokens`, (len(tokens), n_vocab) float32, all from
@@ -73,8 +76,7 @@ class Whisper:
         context = self._listening(mel)
         language = code_of(given.language) if given.language else "en"
         if self.tokenizer.multilingual and not given.language:
-            chances = decoding.detect_language(context, self.tokenizer)[0]
-            language = max(chances, key=chances.get)
+            language = likeliest(decoding.detect_language(context, self.tokenizer)[0])
         random = np.random.default_rng(seed)
         return decoding.decode(context, self.tokenizer, given, language, random)[0]
 
@@ -85,21 +87,15 @@ class Whisper:
             self.decode(mel, sample_len=4, **options)
 
     def _listening(self, mel: np.ndarray) -> Context:
-        windows, single = self._windows(mel)
-        if not single:
-            raise UsageError(f"mel is one window, (n_mels, frames), got {windows.shape}")
+        mel = self._checked(mel)
+        if mel.ndim != 2:
+            raise UsageError(f"mel is one window, (n_mels, frames), got {mel.shape}")
         context = self.network.context(1)
-        context.listen(self.network.encode(windows))
+        context.listen(self.network.encode(mel))
         return context
 
-    def _windows(self, mel: np.ndarray) -> tuple[np.ndarray, bool]:
-        """mel as (B, n_mels, 3000), with zeros behind it, and whether it was a single window."""
-        mel = np.asarray(mel, np.float32)
-        single = mel.ndim == 2
-        windows = mel[None] if single else mel
-        bands = self.config.n_mels
-        if windows.ndim != 3 or windows.shape[1] != bands or windows.shape[2] > N_FRAMES:
-            shape = f"(…, {bands}, up to {N_FRAMES})"
-            raise UsageError(f"mel has the shape {shape}, got {mel.shape}")
-        short = N_FRAMES - windows.shape[2]
-        return np.pad(windows, ((0, 0), (0, 0), (0, short))), single
+    def _checked(self, mel: np.ndarray) -> np.ndarray:
+        mel, bands = np.asarray(mel, np.float32), self.config.n_mels
+        if mel.ndim not in (2, 3) or mel.shape[-2] != bands or mel.shape[-1] > N_FRAMES:
+            raise UsageError(f"mel is (…, {bands}, up to {N_FRAMES}), got {mel.shape}")
+        return mel

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from zoo.errors import UsageError
-from zoo.whisper.transcribe import TranscribeOptions, cut, ends_whole
+from zoo.whisper.options import TranscribeOptions
+from zoo.whisper.transcribe import cut, ends_whole
 
 BEGIN = 100  # the id of <|0.00|>
 SIZE, STEP = 3000, 0.02  # frames of a whole window, seconds from one timestamp to the next

@@ -31,7 +31,11 @@ class Fake:
         self.loaded = args
         return self
 
-    def transcribe(self, source, on_segment=None, progress=None, **options) -> Transcript:
+    def transcribe(
+        self, source, on_segment=None, progress=None, on_language=None, **options
+    ) -> Transcript:
+        if on_language and options["language"] is None and self.tokenizer.multilingual:
+            on_language("en")
         self.calls.append((source, options))
         length = len(load_audio(source)) / 16000
         words = [Word(" so", 0.0, 1.0, 1.0)] if options["word_timestamps"] else None
@@ -73,7 +77,7 @@ def test_the_text_goes_to_stdout_and_nothing_else(model, capsys, tmp_path, monke
     assert transcribe_main([JFK]) == 0
     out, err = capsys.readouterr()
     assert out == "It lasts\n11.0 seconds.\n"
-    assert err == "(language: English, as it seems)\n"
+    assert err == "(language: English, as it seems; --language sets it)\n"
     assert list(tmp_path.iterdir()) == []
     assert main(["transcribe", JFK, "--language", "English"]) == 0
     assert capsys.readouterr() == (out, "")
@@ -180,6 +184,7 @@ def test_options_and_defaults_are_openai_whispers(model):
                 "append_punctuations": "\"'.。,，!！?？:：”)]}、",
                 "clip_timestamps": "0",
                 "hallucination_silence_threshold": None,
+                "repetition_guard": True,
                 "batch_size": 1,
                 "vad": False,
                 "seed": None,

@@ -12,7 +12,7 @@ import pytest
 
 from weights import WeightError
 from zoo.whisper import timing
-from zoo.whisper.heads import ALIGNMENT_HEADS, heads_of
+from zoo.whisper.heads import heads_of, measured
 from zoo.whisper.timing import WordTiming
 from zoo.whisper.tokenizer import Tokenizer, packaged
 from zoo.whisper.transcript import Segment, Word
@@ -296,7 +296,7 @@ def test_openai_s_models_are_known_by_their_size(
     name: str, sizes: tuple[int, int], n_vocab: int, known: str
 ) -> None:
     heads = heads_of(*sizes, {}, name, n_vocab)
-    assert heads == ALIGNMENT_HEADS[known]
+    assert heads == measured()[known]
     assert all(layer < sizes[0] and head < sizes[1] for layer, head in heads)
 
 
@@ -333,7 +333,7 @@ def test_heads_equal_openai_s() -> None:
 
     for name, packed in whisper._ALIGNMENT_HEADS.items():
         mask = np.frombuffer(gzip.decompress(base64.b85decode(packed)), bool)
-        heads = ALIGNMENT_HEADS[{"large": "large-v3", "turbo": "large-v3-turbo"}.get(name, name)]
+        heads = measured()[{"large": "large-v3", "turbo": "large-v3-turbo"}.get(name, name)]
         width = {24: 6, 48: 8, 144: 12, 384: 16, 640: 20, 80: 20}[len(mask)]
         assert [layer * width + head for layer, head in heads] == np.flatnonzero(mask).tolist()
 

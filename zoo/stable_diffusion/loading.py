@@ -1,4 +1,4 @@
-"""Load a Stable Diffusion checkpoint: which version it is, its weights checked, its LoRAs merged."""
+"""Load Stable Diffusion: which version it is, its weights checked, its LoRAs merged."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def load(
     ours, version = identified(checkpoint)
     weights.check(ours, structure.expected(ours, version))
     kind = kind_of(checkpoint, ours, version, prediction)
-    params = Params(merged(ours, version, [Lora.load(path, s) for path, s in loras], note))
+    params = Params(merged(ours, [Lora.load(path, s) for path, s in loras], note))
     return Networks(params, kind, device, dtype), checkpoint
 
 

@@ -12,7 +12,8 @@ import weights
 from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
 from zoo.errors import UsageError
-from zoo.stable_diffusion import structure, unet
+from zoo.stable_diffusion import clip, structure, unet
+from zoo.stable_diffusion.layers import GROUPS
 from zoo.stable_diffusion.lora import Lora, merged
 from zoo.stable_diffusion.networks import Kind, Networks
 
@@ -72,6 +73,7 @@ def load(
     ours, version = identified(checkpoint)
     weights.check(ours, structure.expected(ours, version))
     kind = kind_of(checkpoint, ours, version, prediction)
+    _check_widths(ours, kind)
     params = Params(merged(ours, [Lora.load(path, s) for path, s in loras], note))
     return Networks(params, kind, device, dtype), checkpoint
 
@@ -113,6 +115,29 @@ def kind_of(
         scale = _SCALE[version]
     heads = _heads(given, ours, config["unet"], version)
     return Kind(version, says, scale, 8 * size, channels, heads, config["scheduler"])
+
+
+def _check_widths(ours: Checkpoint, kind: Kind) -> None:
+    """WeightError for channels that don't divide into the groups of norms, or into heads."""
+    heads = kind.unet.heads or kind.unet.head_size
+    parts = (
+        (".transformer_blocks.0.norm1.weight", heads, "attention heads"),
+        (".self_attn.out_proj.bias", clip.HEAD, "attention heads"),
+        (".attn.out_proj.bias", clip.HEAD, "attention heads"),
+        (".0.in_layers.0.weight", GROUPS, "groups"),
+        (".block.0.norm1.weight", GROUPS, "groups"),
+    )
+    for key in ours:
+        for end, divisor, what in parts:
+            channels = ours.info(key).shape[0] if key.endswith(end) else 0
+            if channels % divisor:
+                problem, expected = (
+                    f"its channels don't divide into {what}",
+                    f"a multiple of {divisor}",
+                )
+                raise WeightError(
+                    problem, file=ours.path, tensor=key, expected=expected, got=channels
+                )
 
 
 def _object(value: Any) -> Mapping[str, Any]:

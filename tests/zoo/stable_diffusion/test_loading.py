@@ -31,7 +31,7 @@ def test_a_folder_and_a_single_file_are_the_same_model(version: str, tmp_path: P
 
 def test_what_a_model_is_comes_from_its_configurations(tmp_path: Path) -> None:
     configs = {
-        "unet": {"attention_head_dim": [4, 4], "block_out_channels": [32, 32], "sample_size": 96},
+        "unet": {"attention_head_dim": [8, 8], "block_out_channels": [64, 64], "sample_size": 96},
         "vae": {"scaling_factor": 0.5},
         "scheduler": {"prediction_type": "v_prediction", "beta_start": 0.1},
     }
@@ -70,7 +70,7 @@ def test_nine_channels_are_for_inpainting(tmp_path: Path) -> None:
 BROKEN = {
     "missing": ("input_blocks.2.0.in_layers.2.weight", None, "input_blocks.2.0.in_layers.2.weight"),
     "shape": ("middle_block.0.out_layers.3.bias", (7,), "middle_block.0.out_layers.3.bias"),
-    "context": ("input_blocks.2.1.transformer_blocks.0.attn2.to_k.weight", (32, 128), "(32, 64)"),
+    "context": ("input_blocks.2.1.transformer_blocks.0.attn2.to_k.weight", (64, 128), "(64, 64)"),
     "extra": ("input_blocks.2.2.conv.weight", (32, 32), "input_blocks.2.2.conv.weight"),
 }
 
@@ -109,3 +109,9 @@ def test_wrong_options_are_usage_errors(tmp_path: Path) -> None:
     for options in ({"dtype": "f16"}, {"prediction": "x0"}, {"name_or_path": " "}):
         with pytest.raises(UsageError):
             load(**{"name_or_path": tmp_path, "device": "reference", **options})
+
+
+def test_channels_that_do_not_divide_into_heads_are_named(tmp_path: Path) -> None:
+    file = tiny.folder(tmp_path / "m", tiny.weights_of(), unet={"attention_head_dim": 5})
+    with pytest.raises(WeightError, match="norm1.weight.*attention heads.*multiple of 5"):
+        load(file, "reference")

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from tests.weights import models
 from weights import names
 
-WIDE, VOCAB = 32, 300  # channels everywhere but in prompts, which have 64
+WIDE, VOCAB = 64, 300  # channels everywhere but in prompts, which have 64
 TEXT = 64
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
 CONTEXT = {"1": TEXT, "2": TEXT, "xl": 2 * TEXT}

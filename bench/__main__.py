@@ -13,6 +13,7 @@ SUBJECTS = {
     "llama": "prompt and reply speed, start, memory of a language model",
     "whisper": "seconds for a recording, memory, texts of a speech recogniser",
     "kernels": "matrix products, convolutions, attention, norms, beside the machine's limits",
+    "sd": "a step of Stable Diffusion and a decoded picture",
 }
 
 

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from bench import whisper_sides
+from bench import sd_sides, whisper_sides
 from bench.llama_sides import Side
 
 
@@ -51,3 +51,21 @@ class Hearing(whisper_sides.Side):
         if not len(samples):
             raise ValueError("nothing to hear")
         return self.heard
+
+
+class Painting(sd_sides.Side):
+    """Paints one number everywhere."""
+
+    def load(self, colour: float = 1.0, **options: object) -> None:
+        self.colour = colour
+
+    def version(self) -> str:
+        return "1"
+
+    def unet(self) -> np.ndarray:
+        return np.full((1, 4, 8, 8), self.colour, np.float32)
+
+    vae = unet
+
+    def peak_memory_mb(self) -> float:
+        return 1000 * self.colour

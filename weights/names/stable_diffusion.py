@@ -13,7 +13,7 @@ from functools import lru_cache
 from weights import entries
 from weights.checkpoint import Checkpoint, Entry
 from weights.names import clip
-from weights.names.table import Change, Counts, Layout, Row, identity, translate, under
+from weights.names.table import Change, Counts, Layout, Row, identity, matching, translate, under
 
 _UNET, _VAE = "model.diffusion_model.", "first_stage_model."
 _MOST = 8  # levels of a network, and layers of a level, that are looked for
@@ -210,7 +210,7 @@ _LEFT_OVER = (  # from training, and tables that a sampler computes
     r"(?:sqrt_|log_)?(?:one_minus_)?(?:betas|alphas_cumprod|alphas_cumprod_prev)",
     r"sqrt_recip(?:m1)?_alphas_cumprod",
     r"posterior_(?:variance|log_variance_clipped|mean_coef[12])",
-    r"logvar|lvlb_weights|scale_factor|denoiser\.sigmas",
+    r"logvar|lvlb_weights|scale_factor|denoiser\.sigmas|v_pred|ztsnr",
 )
 
 LAYOUTS = {
@@ -234,3 +234,9 @@ def canonical(checkpoint: Checkpoint, layout: str) -> Checkpoint:
 def in_layout(ours: Checkpoint, layout: str) -> Checkpoint:
     """The inverse of `canonical`."""
     return translate(ours, LAYOUTS[layout], to_ours=False)
+
+
+def diffusers_names(ours: Checkpoint) -> dict[str, tuple[str, ...]]:
+    """Each key of a canonical checkpoint -> what diffusers calls it: several where it splits it."""
+    rows = _rows(ours, False)
+    return {key: matching(rows, key) for key in ours}

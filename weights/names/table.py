@@ -124,6 +124,15 @@ def translate(
     return Checkpoint(path, form, checkpoint.metadata, out, checkpoint.device)
 
 
+def matching(rows: tuple[Row, ...], ours: str) -> tuple[str, ...]:
+    """Their names of one of our keys, by the first row that has it; none when no row does."""
+    found = _index(rows, True)(ours)
+    if found is None:
+        return ()
+    number, _, fields = found
+    return tuple(t.format(**fields) for t in rows[number].side(False) if t)
+
+
 def _row(
     checkpoint: Checkpoint,
     row: Row,

@@ -28,9 +28,19 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out.permute(0, 2, 1, 3).reshape(b, t, c)
 
 
-def hugging_face(p: Params, ids: Tensor) -> list[Tensor]:
-    """The states (B, T, C) before the first layer and after each, of ids (B, T)."""
-    x = embedding(p.embeddings.token_embedding, ids) + p.embeddings.position_embedding.weight
+def tokens(p: Params, ids: Tensor, extra: Tensor | None) -> Tensor:
+    """The vectors of ids (B, T); of ids beyond the vocabulary those at their place in extra."""
+    x = embedding(p, ids)  # (B, T, C)
+    known = (ids < p.weight.shape[0]).unsqueeze(-1)
+    return x if extra is None else Tensor.where(known, x, extra)
+
+
+def hugging_face(p: Params, ids: Tensor, extra: Tensor | None = None) -> list[Tensor]:
+    """The states (B, T, C) before the first layer and after each, of ids (B, T).
+
+    Ids beyond the vocabulary stand for the vectors at their place in extra (B, T, C).
+    """
+    x = tokens(p.embeddings.token_embedding, ids, extra) + p.embeddings.position_embedding.weight
     states = [x]
     for layer in p.encoder.layers:
         a, h = layer.self_attn, layer_norm(layer.layer_norm1, x)
@@ -42,9 +52,9 @@ def hugging_face(p: Params, ids: Tensor) -> list[Tensor]:
     return states
 
 
-def openclip(p: Params, ids: Tensor) -> list[Tensor]:
+def openclip(p: Params, ids: Tensor, extra: Tensor | None = None) -> list[Tensor]:
     """The same of OpenCLIP's, whose queries, keys and values are one matrix."""
-    x = embedding(p.token_embedding, ids) + p.positional_embedding
+    x = tokens(p.token_embedding, ids, extra) + p.positional_embedding
     states = [x]
     for layer in p.transformer.resblocks:
         h = layer_norm(layer.ln_1, x)

@@ -15,7 +15,8 @@ GROUPS = 32  # of channels, in every group norm
 def conv(p: Params, x: Tensor, stride: int = 1, padding: Any = None) -> Tensor:
     """A convolution that keeps the size, or divides it by the stride."""
     padding = p.weight.shape[-1] // 2 if padding is None else padding
-    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, p.bias, stride, padding)
+    bias = p.bias if "bias" in p else None
+    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, bias, stride, padding)
     return x.permute(0, 2, 3, 1)
 
 
@@ -24,11 +25,16 @@ def norm(p: Params, x: Tensor, eps: float) -> Tensor:
     return group_norm(p, x, GROUPS, eps, axis=-1)
 
 
-def upsample(p: Params, x: Tensor) -> Tensor:
-    """Twice the size: each pixel four times, then a convolution."""
+def upsample(p: Params, x: Tensor, size: tuple[int, int] | None = None) -> Tensor:
+    """Each pixel four times, then a convolution: twice the size, or `size`, which is one less."""
+    h, w = size or (2 * x.shape[1], 2 * x.shape[2])
+    return conv(p.conv, doubled(x)[:, :h, :w])
+
+
+def doubled(x: Tensor) -> Tensor:
+    """Each pixel four times."""
     b, h, w, c = x.shape
-    x = x.reshape(b, h, 1, w, 1, c).expand(b, h, 2, w, 2, c).reshape(b, 2 * h, 2 * w, c)
-    return conv(p.conv, x)
+    return x.reshape(b, h, 1, w, 1, c).expand(b, h, 2, w, 2, c).reshape(b, 2 * h, 2 * w, c)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
@@ -49,4 +55,4 @@ def pointwise(p: Params, x: Tensor) -> Tensor:
     return x @ p.weight.reshape(out, ins).transpose() + p.bias
 
 
-__all__ = ["attend", "conv", "linear", "norm", "pointwise", "upsample"]
+__all__ = ["attend", "conv", "doubled", "linear", "norm", "pointwise", "upsample"]

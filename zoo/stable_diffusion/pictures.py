@@ -77,6 +77,44 @@ def check_output(path: str | Path, force: bool = False) -> Path:
     return path
 
 
+def read_image(path: str | Path) -> Image.Image:
+    """A picture of any format that Pillow knows, whole. UserError, in one line, for other files."""
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with Image.open(path) as image:
+                image.load()
+                return image
+    except Image.DecompressionBombError:
+        raise UserError(f"{path}: too large a picture") from None
+    except _DAMAGED as error:
+        reason = getattr(error, "strerror", None) or "not a picture, or damaged"
+        raise UserError(f"{path}: {reason}") from None
+
+
+def targets(
+    output: str | Path | None, name: str, count: int, force: bool = False
+) -> tuple[list[Path], Path | None]:
+    """Where `count` pictures go, and for more than one their grid; errors as in `check_output`.
+
+    NAME.png, or NAME-1.png, … with NAME-grid.png. Without `output` NAME is `name`, or the first of
+    `name-2`, `name-3`, … of which no file is there.
+    """
+    path, n = Path(output or f"{name}.png"), 1
+    while True:
+        stem = path.stem if n == 1 else f"{path.stem}-{n}"
+        ends = [f"-{i}" for i in range(1, count + 1)] + ["-grid"] if count > 1 else [""]
+        paths = [path.with_name(f"{stem}{end}{path.suffix}") for end in ends]
+        if output is not None or not any(each.exists() for each in paths):
+            break
+        n += 1
+    for each in paths:
+        check_output(each, force)
+    return (paths[:-1], paths[-1]) if count > 1 else (paths, None)
+
+
 def numbered(path: Path) -> Path:
     """`path`, or where that is taken the first of `NAME-2.png`, `NAME-3.png`, … that is free."""
     free, n = path, 1

@@ -70,8 +70,18 @@ def transformer(p: Params, x: Tensor, context: Tensor, config: Config) -> Tensor
     return x + pointwise(p.proj_out, y).reshape(b, h, w, c)
 
 
-def block(p: Params, x: Tensor, time: Tensor, context: Tensor, config: Config) -> Tensor:
-    """One block: its layers one after another, each known by its keys."""
+def block(
+    p: Params,
+    x: Tensor,
+    time: Tensor,
+    context: Tensor,
+    config: Config,
+    size: tuple[int, int] | None = None,
+) -> Tensor:
+    """One block: its layers one after another, each known by its keys.
+
+    `size` is that of the result where it grows: halving may have rounded up on the way down.
+    """
     for layer in p:
         if "in_layers" in layer:
             x = residual(layer, x, time)
@@ -80,7 +90,7 @@ def block(p: Params, x: Tensor, time: Tensor, context: Tensor, config: Config) -
         elif "op" in layer:
             x = conv(layer.op, x, stride=2)
         elif "conv" in layer:
-            x = upsample(layer, x)
+            x = upsample(layer, x, size)
         else:
             x = conv(layer, x)
     return x
@@ -114,5 +124,6 @@ def unet(
         kept.append(x)
     x = block(p.middle_block, x, time, context, config)
     for up in p.output_blocks:
-        x = block(up, Tensor.cat(x, kept.pop(), axis=-1), time, context, config)
+        x = Tensor.cat(x, kept.pop(), axis=-1)
+        x = block(up, x, time, context, config, kept[-1].shape[1:3] if kept else None)
     return conv(p.out[2], silu(norm(p.out[0], x, RES_EPS))).permute(0, 3, 1, 2)

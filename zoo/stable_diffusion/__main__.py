@@ -1,0 +1,133 @@
+"""The commands txt2img, img2img and inpaint: pictures in files, their names on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zoo import cli
+from zoo.stable_diffusion import flags
+
+if TYPE_CHECKING:
+    from zoo.stable_diffusion import StableDiffusion, Step
+
+PROG = "python -m zoo.stable_diffusion"
+COMMANDS = ("txt2img", "img2img", "inpaint")
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """`python -m zoo.stable_diffusion`; returns the exit code."""
+    top = cli.Parser(prog=PROG, **flags.about(""))
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        about = flags.about(name)
+        command = commands.add_parser(
+            name, prog=f"{PROG} {name}", help=about["description"], takes_text=True, **about
+        )
+        flags.add_flags(command, name)
+    return _main(top, args)
+
+
+def txt2img_main(args: Sequence[str] | None = None) -> int:
+    """The command `txt2img`; returns the exit code."""
+    parser = cli.Parser(prog="txt2img", takes_text=True, **flags.about("txt2img"))
+    return _main(flags.add_flags(parser, "txt2img"), args)
+
+
+def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
+    arguments = parser.parse_args(args)
+    return cli.run(lambda: _make(flags.repeated(parser, arguments, args)), arguments.parser.prog)
+
+
+def _make(arguments: argparse.Namespace) -> None:
+    """Everything that can be wrong with flags and files is found before the model is loaded."""
+    given = flags.settings_of(arguments)
+    from zoo.stable_diffusion.pictures import (
+        check_output,
+        read_image,
+        save_image,
+        targets,
+    )
+
+    paths, grid = targets(arguments.output, arguments.command, given.batch, arguments.force)
+    image = mask = preview = None
+    if arguments.command != "txt2img":
+        image = read_image(arguments.image)
+    if arguments.command == "inpaint":
+        mask = read_image(arguments.mask)
+    if arguments.preview:
+        file, every = arguments.preview
+        file = file or paths[0].with_name(f"{paths[0].stem}-preview{paths[0].suffix}")
+        preview = check_output(file, arguments.force), every
+    model = _load(arguments)
+    chosen = model.complete(given, image, mask)
+    made = []
+    with contextlib.closing(_Screen(model, preview)) as screen:
+        for i, picture in enumerate(model.pictures(chosen, image, mask, screen.on_step)):
+            parameters = flags.parameters_of(chosen, arguments, i)
+            save_image(picture, paths[i], parameters, arguments.force)
+            screen.print(paths[i])
+            made.append(picture)
+        if grid:
+            from zoo.stable_diffusion.pixels import grid as side_by_side
+
+            whole = side_by_side(made)
+            save_image(whole, grid, flags.parameters_of(chosen, arguments, 0), arguments.force)
+            screen.print(grid)
+
+
+def _load(arguments: argparse.Namespace) -> StableDiffusion:
+    from engine import set_default_device
+    from zoo import stable_diffusion
+
+    if arguments.device is not None:
+        set_default_device(arguments.device)
+    return stable_diffusion.load(
+        arguments.model,
+        arguments.device,
+        arguments.dtype,
+        arguments.tune,
+        loras=arguments.lora,
+        embeddings=arguments.embedding,
+        taesd_file=arguments.taesd,
+        taesd_preview_only=arguments.taesd_preview_only,
+    )
+
+
+class _Screen:
+    """How far it is, on a terminal's stderr, and in a file the picture so far."""
+
+    def __init__(self, model: StableDiffusion, preview: tuple[Path, int] | None) -> None:
+        from tqdm import tqdm
+
+        self.model, self.preview, self.shown = model, preview, 0
+        self.bar = tqdm(total=0, file=sys.stderr, disable=None, unit="it")
+
+    def on_step(self, step: Step) -> None:
+        from zoo.stable_diffusion.pictures import save_image
+
+        self.bar.total = step.total
+        self.bar.update(step.done - self.bar.n)
+        if self.preview and step.done - self.shown >= self.preview[1]:
+            self.shown = step.done
+            save_image(self.model.preview(step.picture), self.preview[0], force=True)
+
+    def print(self, path: Path) -> None:
+        from tqdm import tqdm
+
+        with tqdm.external_write_mode():
+            print(path, flush=True)
+
+    def close(self) -> None:
+        """The bar stays; the preview, which is of no more use, goes."""
+        self.bar.close()
+        if self.preview and self.shown:
+            self.preview[0].unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -8,7 +8,8 @@ import difflib
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NoReturn
 
 # 128 + the number of the signal
@@ -50,7 +51,13 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
 
     def parse_known_args(self, args=None, namespace=None):
-        return super().parse_known_args(dashed(sys.argv[1:] if args is None else args), namespace)
+        out = dashed(sys.argv[1:] if args is None else args)
+        # `--vad talk.wav` as `--vad=True talk.wav`: a switch takes no file for its value.
+        for i in range(out.index("--") if "--" in out else len(out)):
+            action = self._option_string_actions.get(out[i])
+            if action and action.type is switch and (out[i + 1 :] or [""])[0] not in _SWITCH:
+                out[i] = f"{out[i]}=True"
+        return super().parse_known_args(out, namespace)
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -68,6 +75,29 @@ def dashed(args: Sequence[str]) -> list[str]:
             flag, equals, value = arg.partition("=")
             out[i] = flag.replace("_", "-") + equals + value
     return out
+
+
+def add_flags(
+    parser: argparse.ArgumentParser,
+    groups: Mapping[str, Iterable[tuple]],
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """The flags of a table: by group, rows of flag, type (None: a switch), metavar, default, help.
+
+    A flag whose default is a list may be given several times. `names`: what a flag's value is
+    called if not as the flag is.
+    """
+    for title, rows in groups.items():
+        group = parser.add_argument_group(title)
+        for flag, kind, metavar, default, text in rows:
+            if default not in (None, False, "", []):
+                text = f"{text} (default: %(default)s)"
+            how = {"type": kind, "metavar": metavar, "dest": names.get(flag)}
+            if kind is None:
+                how |= {"type": switch, "nargs": "?", "const": True, "metavar": "True|False"}
+            elif isinstance(default, list):
+                how["action"] = "append"
+            group.add_argument(*flag.split(), default=default, help=text, **how)
 
 
 def add_model_flags(
@@ -105,6 +135,16 @@ def add_model_flags(
         help="first look for faster kernels on this device, for a minute or two; later starts "
         "use them by themselves",
     )
+
+
+_SWITCH = {"True": True, "true": True, "False": False, "false": False}
+
+
+def switch(text: str) -> bool:
+    """An argparse type: True or False."""
+    if text not in _SWITCH:
+        raise argparse.ArgumentTypeError(f"must be True or False, got {text!r}")
+    return _SWITCH[text]
 
 
 def integer(low: int, high: int | None = None) -> Callable[[str], int]:

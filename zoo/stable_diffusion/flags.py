@@ -70,7 +70,6 @@ _FLAGS = {
          " is short)"),
     ),
 }  # fmt: skip
-_SEVERAL = ("--lora", "--embedding")
 _EXAMPLE = {
     "txt2img": (
         'txt2img "a lighthouse in a storm, oil painting"',
@@ -124,20 +123,10 @@ def add_flags(parser: cli.Parser, command: str) -> cli.Parser:
         add("--strength", type=cli.number(0, 1), metavar="X", help=text)
     if command == "inpaint":
         add("--mask", metavar="FILE", required=True, help="white where it is to be made anew")
-    for title, rows in _FLAGS.items():
-        if command != "txt2img" and title.startswith("second pass"):
-            continue
-        group = parser.add_argument_group(title)
-        for flag, kind, metavar, default, shown in rows:
-            if default not in (None, False, "", []):
-                shown = f"{shown} (default: %(default)s)"
-            how: dict[str, Any] = {"type": kind, "metavar": metavar}
-            if kind is None:
-                how = {"action": "store_true"}
-            elif flag in _SEVERAL:
-                how["action"] = "append"
-            dest = "hires_scale" if flag == "--hires" else flag[2:].replace("-", "_")
-            group.add_argument(flag, dest=dest, default=default, help=shown, **how)
+    groups = dict(_FLAGS)
+    if command != "txt2img":
+        del groups["second pass at a larger size"]
+    cli.add_flags(parser, groups, {"--hires": "hires_scale"})
     cli.add_model_flags(parser, DEFAULT_MODEL, "of the first picture (default: a new one)")
     return parser
 

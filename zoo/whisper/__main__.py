@@ -63,7 +63,7 @@ def _about(before: str) -> dict[str, str]:
 
 
 def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
-    arguments = parser.parse_args(flags.explicit(sys.argv[1:] if args is None else args))
+    arguments = parser.parse_args(args)
     return cli.run(lambda: _transcribe(arguments), arguments.parser.prog)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from zoo import cli
@@ -11,12 +11,6 @@ from zoo import cli
 DEFAULT_MODEL = "base"
 FORMATS = ("txt", "vtt", "srt", "tsv", "json")
 LAYOUT = ("highlight_words", "max_line_width", "max_line_count", "max_words_per_line")
-
-
-def _switch(text: str) -> bool:
-    if text not in ("True", "False", "true", "false"):
-        raise argparse.ArgumentTypeError(f"must be True or False, got {text!r}")
-    return text.lower() == "true"
 
 
 def _optional(kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -98,7 +92,6 @@ _FLAGS = {
         ("--threads", _optional(cli.integer(0)), "N", None, "all cores are used"),
     ),
 }
-_SWITCHES = [row[0] for rows in _FLAGS.values() for row in rows if row[1] is None]
 
 
 def add_flags(parser: cli.Parser) -> cli.Parser:
@@ -113,27 +106,9 @@ def add_flags(parser: cli.Parser) -> cli.Parser:
     text = f"also write files: {', '.join(FORMATS)} or all (default with -o: all)"
     add("-f", "--output-format", metavar="FORMAT", choices=(*FORMATS, "all"), help=text)
     add("-o", "--output-dir", metavar="PATH", help="their folder (default with -f: .)")
-    for title, rows in _FLAGS.items():
-        group = parser.add_argument_group(title)
-        for flag, kind, metavar, default, text in rows:
-            shown = text if default in (None, False) else f"{text} (default: %(default)s)"
-            options: dict[str, Any] = {"type": kind, "metavar": metavar}
-            if kind is None:
-                options = {"type": _switch, "nargs": "?", "const": True, "metavar": "True|False"}
-            group.add_argument(flag, default=default, help=shown, **options)
+    cli.add_flags(parser, _FLAGS)
     cli.add_model_flags(parser, DEFAULT_MODEL, "of what is drawn above temperature 0 (default: 0)")
     return parser
-
-
-def explicit(args: Sequence[str]) -> list[str]:
-    """`--vad talk.wav` as `--vad=True talk.wav`, so that a switch takes no file for its value."""
-    out = cli.dashed(args)
-    for i, arg in enumerate(out):
-        if arg == "--":
-            break
-        if arg in _SWITCHES and (out[i + 1 :] or [""])[0] not in ("True", "False", "true", "false"):
-            out[i] = f"{arg}=True"
-    return out
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
+import zoo
+
 # 128 + the number of the signal
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE, EXIT_TERMINATED = 130, 141, 143
 
@@ -105,12 +107,15 @@ def add_model_flags(
     default_model: str,
     seed: str = "make a random result repeatable (default: a new one each time)",
 ) -> None:
-    """--model, --device, --dtype, --seed and --tune, which every model's commands take.
+    """--model, --device, --dtype, --seed, --tune and --version, which every model's commands take.
 
     `seed` is the help text of --seed.
     """
+    version = f"menagerie {zoo.__version__}"
+    parser.add_argument("--version", action="version", version=version, help="say it, and exit")
     group = parser.add_argument_group("model and device")
     group.add_argument(
+        "-m",
         "--model",
         metavar="NAME|PATH",
         default=default_model,

@@ -70,13 +70,13 @@ def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
 def _transcribe(arguments: argparse.Namespace) -> int:
     """One source after another: what can't be read is said in a line, and the rest go on."""
     flags.check(arguments)
-    options = flags.options(arguments)
     sources = arguments.audio or ["mic" if arguments.mic else "-"]
     files = _files(arguments, sources)
     good = [s for s in sources if not arguments.audio or _is_there(s, arguments)]
     if not good:
         return 1
     failed = len(sources) - len(good)
+    options = flags.options(arguments)
     model = _load(arguments, options)
     from weights import WeightError
     from zoo.whisper.audio import AudioError

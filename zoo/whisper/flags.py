@@ -44,8 +44,7 @@ def _token_ids(text: str) -> str:
 
 _COUNT, _NUMBER = _optional(cli.integer(1)), _optional(cli.number(float("-inf")))
 _POSITIVE, _TEXT = _optional(cli.number(1e-6)), _optional(str)
-# By group: flag, type (None: a switch), metavar, default, help. Those between the first and the
-# last group are options of Whisper.transcribe.
+# By group: flag, type (None: a switch), metavar, default, help.
 _FLAGS = {
     "output": (
         ("--verbose", None, None, None, "print times, too; False: print no text"),
@@ -55,7 +54,7 @@ _FLAGS = {
         ("--max-words-per-line", _COUNT, "N", None, "most words in a subtitle"),
     ),
     "what is said": (
-        ("--language", _optional(_language), "L", None, "as en or English; auto: by listening"),
+        ("-l --language", _optional(_language), "L", None, "as en or English; auto: by listening"),
         ("--initial-prompt", _TEXT, "TEXT", None, "said before: gives names and style"),
         ("--carry-initial-prompt", None, None, False, "give that to every window of 30 s"),
         ("--condition-on-previous-text", None, None, True, "each window is told what came before"),
@@ -128,10 +127,10 @@ def check(arguments: argparse.Namespace) -> None:
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What goes on to Whisper.transcribe, by its names there."""
-    rows = [row for title in list(_FLAGS)[1:-1] for row in _FLAGS[title]]
-    names = ["task", "seed", *(row[0][2:].replace("-", "_") for row in rows)]
-    chosen = {name: getattr(arguments, name) for name in names}
-    first, step = chosen["temperature"], chosen.pop("temperature_increment_on_fallback")
+    from zoo.whisper.options import NAMES, OPTIONS
+
+    chosen = {name: value for name, value in vars(arguments).items() if name in NAMES + OPTIONS}
+    first, step = arguments.temperature, arguments.temperature_increment_on_fallback
     tries = 1 + int(max(0.0, 1 + 1e-6 - first) / step) if step else 1  # up to temperature 1
     chosen["temperature"] = tuple(first + i * (step or 0) for i in range(tries))
     return chosen

@@ -14,6 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from zoo.errors import UsageError, UserError
+from zoo.options import check
+
+_RANGES = {"temperature": (0, math.inf), "top_k": (0, math.inf), "top_p": (0, 1), "min_p": (0, 1),
+           "repeat_penalty": (0, math.inf), "repeat_last_n": (0, math.inf)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,14 +36,9 @@ class SamplingOptions:
     repeat_last_n: int = 64
 
     def __post_init__(self) -> None:
-        _check("temperature", self.temperature, 0, math.inf)
-        _check("top_k", self.top_k, 0, math.inf)
-        _check("top_p", self.top_p, 0, 1)
-        _check("min_p", self.min_p, 0, 1)
-        _check("repeat_last_n", self.repeat_last_n, 0, math.inf)
-        if not 0 < self.repeat_penalty < math.inf:
-            got = self.repeat_penalty
-            raise UsageError(f"repeat_penalty must be more than 0 and finite, got {got}")
+        check(self, _RANGES)
+        if not self.repeat_penalty > 0:
+            raise UsageError(f"repeat_penalty must be more than 0, got {self.repeat_penalty}")
 
 
 class Sampler:
@@ -112,9 +111,3 @@ def softmax(x: np.ndarray) -> np.ndarray:
     """Probabilities from float64 logits, (n,) -> (n,)."""
     e = np.exp(x - x.max())
     return e / e.sum()
-
-
-def _check(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high or value == math.inf:
-        span = f"{low} or more" if high == math.inf else f"from {low} to {high}"
-        raise UsageError(f"{name} must be {span}, got {value}")

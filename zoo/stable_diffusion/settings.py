@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from zoo.errors import UsageError
+from zoo.options import check as check_fields
+from zoo.options import names_of, refuse_unknown
 from zoo.stable_diffusion import samplers, schedules
 from zoo.stable_diffusion.noise import MAX_SEED, RNGS
 
@@ -62,9 +64,7 @@ class Settings:
 
 def settings(prompt: str, options: Mapping[str, Any]) -> Settings:
     """Checked settings of a prompt and options by name; UsageError for what can't be."""
-    unknown = options.keys() - {field.name for field in fields(Settings)}
-    if unknown:
-        raise UsageError(f"unknown option: {', '.join(sorted(unknown))}")
+    refuse_unknown(options, names_of(Settings), "txt2img, img2img or inpaint")
     made = Settings(prompt, **options)
     check(made)
     return made
@@ -86,20 +86,14 @@ _SPANS = {
     "width": (SMALLEST, LARGEST),
     "height": (SMALLEST, LARGEST),
 }
-_WHOLE = ("steps", "batch", "clip_skip", "hires_steps", "seed", "width", "height")
 
 
 def check(given: Settings) -> None:
     """UsageError, in one line, for settings that no model could meet."""
-    for name, (low, high) in _SPANS.items():
+    check_fields(given, _SPANS)
+    for name in ("width", "height"):
         value = getattr(given, name)
-        if value is None:
-            continue
-        if name in _WHOLE and value != int(value):
-            raise UsageError(f"{name} must be a whole number, got {value}")
-        if not low <= value <= high:
-            raise UsageError(f"{name} must be from {low} to {high}, got {value}")
-        if name in ("width", "height") and value % UNIT:
+        if value and value % UNIT:
             near = f"{value // UNIT * UNIT} and {value // UNIT * UNIT + UNIT}"
             raise UsageError(f"{name} must be a multiple of {UNIT}, got {value}; {near} are near")
     if given.rng not in RNGS:

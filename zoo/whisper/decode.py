@@ -7,14 +7,15 @@ Source: Radford et al. 2022, section 4.5; option names, defaults and results are
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zoo.errors import UsageError, UserError
+from zoo.options import check, names_of
 from zoo.whisper.context import Context
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
 
@@ -24,11 +25,7 @@ if TYPE_CHECKING:
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
 
-
 MOST = 128  # candidates, windows: more than make sense, and than fit into memory
-_KINDS = {"None": type(None), "str": str, "int": Integral, "float": Real, "bool": object,
-          "Sequence[int]": (Sequence, np.ndarray),
-          "Sequence[float]": (Sequence, np.ndarray)}  # fmt: skip
 _RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
            "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),
            "max_initial_timestamp": (0, 1e6)}  # fmt: skip
@@ -72,21 +69,7 @@ class DecodingOptions:
                 raise UsageError(rule)
 
 
-def check(options: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """UsageError for a field of a dataclass that isn't what its annotation says, or out of range.
-
-    Any value will do as a bool. NaN is in no range.
-    """
-    for item in fields(options):
-        name, value = item.name, getattr(options, item.name)
-        if not isinstance(value, tuple(_KINDS[kind] for kind in item.type.split(" | "))):
-            raise UsageError(f"{name} must be {item.type}, got {value!r}")
-        low, high = ranges.get(name, (-np.inf, np.inf))
-        if isinstance(value, Real) and not low <= value <= high:
-            raise UsageError(f"{name} must be from {low} to {high}, got {value!r}")
-
-
-OPTIONS = tuple(field.name for field in fields(DecodingOptions))
+OPTIONS = names_of(DecodingOptions)
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from zoo.errors import UsageError
+from zoo.options import check, names_of, refuse_unknown
 from zoo.whisper.audio import FRAMES_PER_SECOND
-from zoo.whisper.decode import MOST, OPTIONS, DecodingOptions, check
+from zoo.whisper.decode import MOST, OPTIONS, DecodingOptions
 
 Clip = tuple[int, int]  # first frame, frame behind the last
 _RANGES = {"batch_size": (1, MOST), "seed": (0, float("inf"))}
@@ -56,11 +57,7 @@ class TranscribeOptions:
         """The clips of a recording of so many frames; UsageError for times that are none."""
         given = self.clip_timestamps
         try:
-            parts = (
-                [part for part in given.split(",") if part.strip()]
-                if isinstance(given, str)
-                else given
-            )
+            parts = filter(str.strip, given.split(",")) if isinstance(given, str) else given
             points = [round(float(part) * FRAMES_PER_SECOND) for part in parts] or [0]
         except (TypeError, ValueError, OverflowError):
             raise UsageError(f"clip_timestamps are seconds with commas, got {given!r}") from None
@@ -71,15 +68,12 @@ class TranscribeOptions:
         return list(zip(points[::2], points[1::2]))
 
 
-NAMES = tuple(field.name for field in fields(TranscribeOptions))
+NAMES = names_of(TranscribeOptions)
 
 
 def parsed(options: dict[str, Any]) -> tuple[TranscribeOptions, dict[str, Any]]:
     """The two kinds apart; UsageError for options that are unknown or contradict each other."""
-    known = {*NAMES, *OPTIONS}
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise UsageError(f"unknown option of transcribe: {', '.join(unknown)}")
+    refuse_unknown(options, NAMES + OPTIONS, "transcribe")
     given = TranscribeOptions(**{k: v for k, v in options.items() if k in NAMES})
     decoding = {k: v for k, v in options.items() if k not in NAMES}
     if not given.temperatures:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zoo.errors import UsageError
+from zoo.options import refuse_unknown
 from zoo.whisper import decode as decoding
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
@@ -76,9 +77,7 @@ class Whisper:
 
     def decode(self, mel: np.ndarray, seed: int = 0, **options: Any) -> decoding.DecodingResult:
         """The text of one window; `options` are the fields of `DecodingOptions`."""
-        unknown = options.keys() - set(decoding.OPTIONS)
-        if unknown:
-            raise UsageError(f"unknown option of decode: {', '.join(sorted(unknown))}")
+        refuse_unknown(options, decoding.OPTIONS, "decode")
         given = decoding.DecodingOptions(**options)
         context = self._listening(mel)
         language = code_of(given.language) if given.language else "en"

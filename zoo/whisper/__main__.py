@@ -75,18 +75,22 @@ def _transcribe(arguments: argparse.Namespace) -> int:
     good = [s for s in sources if not arguments.audio or _is_there(s, arguments)]
     if not good:
         return 1
-    failed = len(sources) - len(good)
     options = flags.options(arguments)
     model = _load(arguments, options)
     from weights import WeightError
     from zoo.whisper.audio import AudioError
+    from zoo.whisper.output import Layout, write
 
+    layout = Layout(**{name: getattr(arguments, name) for name in flags.LAYOUT})
+    failed, screen = len(sources) - len(good), _Screen(arguments.verbose)
     for source in good:
         if len(sources) > 1:
             cli.note(f"({source})")
         try:
-            transcript = _one(model, source, arguments, options)
-            _write(transcript, files.get(source, ()), arguments)
+            with contextlib.closing(screen):
+                transcript = _one(model, source, arguments, options, screen)
+            for path in files.get(source, ()):
+                write(transcript, path, layout)
         except BrokenPipeError:
             raise
         except (AudioError, WeightError, OSError) as error:
@@ -128,37 +132,28 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> Whisper:
     return model
 
 
-def _one(
-    model: Whisper, source: str, arguments: argparse.Namespace, options: dict[str, Any]
-) -> Transcript:
-    with contextlib.closing(_Screen(arguments.verbose)) as screen:
-        if not arguments.audio:
-            from zoo.whisper import live
+def _one(model, source, arguments, options, screen) -> Transcript:
+    told = {"on_segment": screen.on_segment, "on_language": screen.on_language}
+    if arguments.audio:
+        return model.transcribe(source, progress=screen.progress, **told, **options)
+    from zoo.whisper import live
 
-            options = {k: v for k, v in options.items() if k not in ("vad", "clip_timestamps")}
-            stream = live.microphone if arguments.mic else live.stdin_pcm
-            return live.transcribe_live(model, stream, screen.on_segment, **options)
-        told = {name: getattr(screen, name) for name in ("on_segment", "progress", "on_language")}
-        return model.transcribe(source, **options, **told)
-
-
-def _write(transcript: Transcript, paths: Sequence[Path], arguments: argparse.Namespace) -> None:
-    from zoo.whisper.output import Layout, write
-
-    layout = Layout(**{name: getattr(arguments, name) for name in flags.LAYOUT})
-    for path in paths:
-        write(transcript, path, layout)
+    stream = live.microphone if arguments.mic else live.stdin_pcm
+    options = {k: v for k, v in options.items() if k not in ("vad", "clip_timestamps")}
+    return live.transcribe_live(model, stream, **told, **options)
 
 
 class _Screen:
     """Text on stdout as it is found; on a terminal, how far it is, on stderr below it."""
 
     def __init__(self, verbose: bool | None) -> None:
-        self.verbose, self.bar = verbose, None
+        self.verbose, self.bar, self.said = verbose, None, False
 
     def close(self) -> None:
+        """The end of a source; another one may follow."""
         if self.bar is not None:
             self.bar.close()
+        self.bar = None
 
     def on_language(self, code: str) -> None:
         from zoo.whisper.languages import LANGUAGES
@@ -175,6 +170,9 @@ class _Screen:
         line = segment.text.strip()
         if self.verbose:
             line = f"[{timestamp(segment.start)} --> {timestamp(segment.end)}] {segment.text}"
+        if self.said and segment.id == 0:
+            line = f"\n{line}"  # sets the texts of two sources apart, as whisper.cpp does
+        self.said = True
         with tqdm.external_write_mode():
             print(line, flush=True)
 

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +87,17 @@ class Utterances:
 
 
 def transcribe_live(
-    model: Whisper, source: Source, on_segment: Callable[[Segment], None], **options: Any
+    model: Whisper,
+    source: Source,
+    on_segment: Callable[[Segment], None],
+    on_language: Callable[[str], None] | None = None,
+    **options: Any,
 ) -> Transcript:
     """Transcribe a stream as it comes, in the main thread; on_segment gets what was just said.
 
     It ends with the stream, or with Ctrl-C; what was heard by then is transcribed (a second Ctrl-C
-    prevents it). Without a language in the options, the first words tell it. Options as those of
-    Whisper.transcribe.
+    prevents it). Without a language in the options the first words tell it, and on_language gets
+    its code. Options as those of Whisper.transcribe.
     """
     whole, utterances = Transcript("", options.get("language") or "en"), Utterances()
     came: SimpleQueue[bytes | None] = SimpleQueue()
@@ -105,11 +108,14 @@ def transcribe_live(
             if found is not None:
                 part = model.transcribe(found[1], **options)
                 if part.segments:
+                    if on_language and options.get("language") is None:
+                        on_language(part.language)
                     options["language"] = whole.language = part.language
+                begin = round(found[0] * FRAMES_PER_SECOND)
+                timeline = vad.Timeline([(begin, begin + N_FRAMES)])
                 for segment in part.segments:
-                    segment = _moved(segment, found[0], len(whole.segments))
-                    whole.segments.append(segment)
-                    on_segment(segment)
+                    whole.segments.append(timeline.segment(segment, len(whole.segments)))
+                    on_segment(whole.segments[-1])
             elif ended:
                 break
             else:
@@ -126,16 +132,6 @@ def _receive(came: SimpleQueue[bytes | None], utterances: Utterances) -> bool:
         parts.append(came.get())
     utterances.add(b"".join(part for part in parts if part is not None))
     return parts[-1] is None
-
-
-def _moved(segment: Segment, seconds: float, number: int) -> Segment:
-    """A segment of an utterance as one of the whole stream."""
-    times = [
-        replace(item, start=item.start + seconds, end=item.end + seconds)
-        for item in (segment, *(segment.words or ()))
-    ]
-    seek = segment.seek + round(seconds * FRAMES_PER_SECOND)
-    return replace(times[0], id=number, seek=seek, words=segment.words and times[1:])
 
 
 @contextlib.contextmanager

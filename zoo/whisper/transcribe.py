@@ -15,10 +15,9 @@ import numpy as np
 
 from zoo.whisper import audio, timing, vad
 from zoo.whisper.context import Context, Network
-from zoo.whisper.decode import DecodingResult, decode, detect_language
-from zoo.whisper.languages import code_of
-from zoo.whisper.options import Clip, TranscribeOptions, at_temperature, parsed
-from zoo.whisper.transcript import Segment, Transcript
+from zoo.whisper.decode import DecodingResult, decode
+from zoo.whisper.options import Clip, TranscribeOptions, at_temperature
+from zoo.whisper.transcript import Segment
 
 if TYPE_CHECKING:
     from zoo.whisper.tokenizer import Tokenizer
@@ -26,37 +25,8 @@ if TYPE_CHECKING:
 N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
 LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
 REPEATED = 8  # tokens, some six words: more than a turn of phrase
+FACTS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")  # of a window
 HOT = 0.5  # text drawn at a higher temperature is no prompt for what follows
-
-
-def transcribe(
-    network: Network,
-    tokenizer: Tokenizer,
-    source: Any,
-    on_segment: Callable[[Segment], None] | None = None,
-    progress: Callable[[float, float], None] | None = None,
-    on_language: Callable[[str], None] | None = None,
-    **options: Any,
-) -> Transcript:
-    """The text of a recording: a path, "-" for stdin, or samples (1-D float32, 16 kHz).
-
-    `options` are the fields of TranscribeOptions and DecodingOptions. `on_segment` is called with
-    each segment as it is found, `progress` with the seconds done and the seconds in all,
-    `on_language` with the code of the language that was told by listening. UsageError for options
-    that are unknown or contradict each other, AudioError for what can't be read as audio.
-    """
-    own, decoding = parsed(options)
-    recording = audio.record(source, network.config.n_mels, network.device)
-    run = _Run(network, tokenizer, recording, own, decoding, on_segment, progress)
-    clips = own.clips(recording.frames)
-    if own.vad or own.batch_size > 1:
-        clips = _common(clips, vad.speech(recording.loudness))
-    language = run.tell_language(clips)
-    if on_language and decoding.get("language") is None and tokenizer.multilingual:
-        on_language(language)
-    run.work(run.strands(clips), own.batch_size)
-    text = "".join(segment.text for segment in run.segments)
-    return Transcript(text, language, run.segments, recording.duration)
 
 
 @dataclass
@@ -88,46 +58,33 @@ class Strand:
         return self.seek / FRAMES_PER_SECOND
 
 
-class _Run:
+@dataclass
+class Run:
     """One recording on its way to a transcript."""
 
-    def __init__(
-        self,
-        network: Network,
-        tokenizer: Tokenizer,
-        recording: audio.Recording,
-        options: TranscribeOptions,
-        decoding: dict[str, Any],
-        on_segment: Callable[[Segment], None] | None,
-        progress: Callable[[float, float], None] | None,
-    ) -> None:
-        self.network, self.tokenizer, self.recording = network, tokenizer, recording
-        self.options, self.decoding = options, decoding
-        self.on_segment, self.progress = on_segment, progress
-        self.random = np.random.default_rng(options.seed or 0)
+    network: Network
+    tokenizer: Tokenizer
+    recording: audio.Recording
+    options: TranscribeOptions
+    decoding: dict[str, Any]
+    on_segment: Callable[[Segment], None] | None = None
+    progress: Callable[[float, float], None] | None = None
+    language: str = "en"
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.options.seed or 0)
         self.segments: list[Segment] = []
-        prompt = options.initial_prompt
+        prompt = self.options.initial_prompt
         self.prompt = self.tokenizer.encode(" " + prompt.strip()) if prompt else []
         # Seconds of audio in a position of the encoder's output, which timestamps count in.
-        self.position_s = N_FRAMES / network.config.n_audio_ctx / FRAMES_PER_SECOND
-        self.language = "en"
+        self.position_s = N_FRAMES / self.network.config.n_audio_ctx / FRAMES_PER_SECOND
+        self.asked = self.clips = self.options.clips(self.recording.frames)
+        if self.options.vad or self.options.batch_size > 1:
+            self.clips = _common(self.asked, vad.speech(self.recording.loudness))
 
-    def tell_language(self, clips: Sequence[Clip]) -> str:
-        """The language that was asked for, or that is spoken first."""
-        given = self.decoding.get("language")
-        code = "en" if given is None else code_of(given)
-        if given is None and self.tokenizer.multilingual:
-            begin = clips[0][0] if clips else 0
-            context = self.network.context(1)
-            mel = self.recording.mel[:, begin : begin + N_FRAMES]
-            context.listen(self.network.encode(mel))
-            code = likeliest(detect_language(context, self.tokenizer)[0])
-        self.language = code if self.tokenizer.multilingual else "en"
-        return self.language
-
-    def strands(self, clips: Sequence[Clip]) -> Iterator[Strand]:
+    def strands(self) -> Iterator[Strand]:
         """What is worked through: clips as they are, all that is spoken, or windows of that."""
-        recording = self.recording
+        recording, clips = self.recording, self.clips
         if not self.options.vad and self.options.batch_size == 1:
             mel = recording.mel[:, : recording.frames]
             timeline = vad.Timeline([(0, recording.frames)])
@@ -136,7 +93,7 @@ class _Run:
                 strand = replace(strand, seek=seek, end=end, found=[])
                 yield strand
             return
-        together, count = [list(clips)], self.options.batch_size
+        together, count = [clips], self.options.batch_size
         if count > 1:
             share = -(-sum(end - start for start, end in clips) // count)
             length = min(max(share, N_FRAMES), LONGEST)
@@ -146,8 +103,9 @@ class _Run:
             mel = timeline.condense(recording.mel)
             yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt), vad.ROOM)
 
-    def work(self, strands: Iterator[Strand], count: int) -> None:
-        """Work through strands, `count` side by side; what they say is handed out in order."""
+    def work(self) -> None:
+        """Work through all strands, several side by side; what they say is handed out in order."""
+        strands, count = self.strands(), self.options.batch_size
         opened: list[Strand] = []
         while True:
             active = [strand for strand in opened if not strand.done]
@@ -205,12 +163,15 @@ class _Run:
             strand.seek += size
             return
         pieces, ahead = cut(result.tokens, self.tokenizer.timestamp_begin, size, self.position_s)
-        segments = [self._segment(piece, result, strand) for piece in pieces]
-        after = seek + ahead
+        after, segments, facts = seek + ahead, [], [getattr(result, name) for name in FACTS]
+        for start, end, tokens in pieces:
+            text = self.tokenizer.decode([t for t in tokens if t < self.tokenizer.eot])
+            times = strand.begin + start, strand.begin + end
+            segments.append(Segment(0, seek, *times, text, tokens, *facts))
         if self.options.word_timestamps:
             self._add_words(context, segments, strand)
             after = self._after_words(segments, result.tokens, strand, after)
-        segments = [segment for segment in segments if says_something(segment)]
+        segments = [s for s in segments if s.start != s.end and s.text.strip()]
         strand.seek = strand.end if strand.end - after < strand.nothing else after
         strand.found += segments
         strand.said += [token for segment in segments for token in segment.tokens]
@@ -269,23 +230,6 @@ class _Run:
             return False
         return o.logprob_threshold is None or result.avg_logprob <= o.logprob_threshold
 
-    def _segment(
-        self, piece: tuple[float, float, list[int]], result: DecodingResult, strand: Strand
-    ) -> Segment:
-        start, end, tokens = piece
-        return Segment(
-            id=0,
-            seek=strand.seek,
-            start=strand.begin + start,
-            end=strand.begin + end,
-            text=self.tokenizer.decode([t for t in tokens if t < self.tokenizer.eot]),
-            tokens=tokens,
-            temperature=result.temperature,
-            avg_logprob=result.avg_logprob,
-            compression_ratio=result.compression_ratio,
-            no_speech_prob=result.no_speech_prob,
-        )
-
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
         task = self.decoding.get("task", "transcribe")
         begin = [*self.tokenizer.sequence(self.language, task), self.tokenizer.no_timestamps]
@@ -336,23 +280,17 @@ class _Run:
     def _hand_out(self, strand: Strand) -> None:
         """Give out what a strand has found, in the recording's own time."""
         for segment in strand.found:
-            kept = replace(segment, id=len(self.segments), **self._placed(segment, strand))
-            kept.seek = round(strand.timeline.original(segment.seek / FRAMES_PER_SECOND) * 100)
-            if segment.words is not None:
-                kept.words = [replace(word, **self._placed(word, strand)) for word in segment.words]
-            self.segments.append(kept)
+            number, duration = len(self.segments), self.recording.duration
+            self.segments.append(strand.timeline.segment(segment, number, duration))
             if self.on_segment:
-                self.on_segment(kept)
+                self.on_segment(self.segments[-1])
         strand.found = []
         if self.progress:
             done = strand.timeline.original(min(strand.seek, strand.end) / FRAMES_PER_SECOND, True)
-            self.progress(min(done, self.recording.duration), self.recording.duration)
-
-    def _placed(self, item: Any, strand: Strand) -> dict[str, float]:
-        """Start and end in the recording's time; nothing ends after the audio does."""
-        start, end = strand.timeline.placed(item.start, item.end)
-        end = min(end, self.recording.duration)
-        return {"start": min(start, end), "end": end}
+            frames = done * FRAMES_PER_SECOND
+            done = sum(max(0, min(end, frames) - start) for start, end in self.asked)
+            total = sum(end - start for start, end in self.asked)
+            self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
 
 
 def cut(
@@ -384,16 +322,6 @@ def cut(
 def ends_whole(tokens: Sequence[int], begin: int) -> bool:
     """Whether a single timestamp ends the text, which says that the window holds no more."""
     return len(tokens) > 1 and tokens[-1] >= begin > tokens[-2]
-
-
-def says_something(segment: Segment) -> bool:
-    """Whether a segment has text and lasts for a time."""
-    return segment.start != segment.end and bool(segment.text.strip())
-
-
-def likeliest(chances: dict[str, float]) -> str:
-    """The key of the largest number."""
-    return max(chances, key=chances.get)
 
 
 def _common(a: Sequence[Clip], b: Sequence[Clip]) -> list[Clip]:

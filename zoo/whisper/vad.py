@@ -6,8 +6,12 @@ Speech rises well above the noise of its recording, for syllables at a time; noi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
+
+from zoo.whisper.transcript import Segment
 
 Clip = tuple[int, int]  # first frame and the one after the last, of 10 ms each
 FRAME_MS = 10
@@ -125,6 +129,17 @@ class Timeline:
             if start < cut < end and end - cut <= min(ACROSS, (end - start) / 2):
                 end = float(cut)
         return self.original(start), self.original(end, True)
+
+    def segment(self, segment: Segment, number: int, duration: float = np.inf) -> Segment:
+        """A segment and its words in the file's time, of which nothing ends after `duration`."""
+
+        def placed(item: Any) -> Any:
+            start, end = self.placed(item.start, item.end)
+            return replace(item, start=min(start, end, duration), end=min(end, duration))
+
+        seek = round(self.original(segment.seek * FRAME_MS / 1000) * 1000 / FRAME_MS)
+        words = segment.words and [placed(word) for word in segment.words]
+        return replace(placed(segment), id=number, seek=seek, words=words)
 
 
 def _cut(clip: Clip, limit: int, quiet: np.ndarray | None) -> list[Clip]:

@@ -10,9 +10,11 @@ import numpy as np
 from zoo.errors import UsageError
 from zoo.options import refuse_unknown
 from zoo.whisper import decode as decoding
+from zoo.whisper.audio import record
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
-from zoo.whisper.transcribe import N_FRAMES, likeliest, transcribe
+from zoo.whisper.options import parsed
+from zoo.whisper.transcribe import N_FRAMES, Run
 from zoo.whisper.transcript import Segment, Transcript
 
 if TYPE_CHECKING:
@@ -44,8 +46,17 @@ class Whisper:
         such as language, task, beam_size, word_timestamps, batch_size. UsageError for options that
         are unknown or contradict each other, AudioError for what can't be read as audio.
         """
-        told = on_segment, progress, on_language
-        return transcribe(self.network, self.tokenizer, audio, *told, **options)
+        own, chosen = parsed(options)
+        recording = record(audio, self.config.n_mels, self.network.device)
+        run = Run(self.network, self.tokenizer, recording, own, chosen, on_segment, progress)
+        begin, given = run.clips[0][0] if run.clips else 0, chosen.get("language")
+        first = recording.mel[:, begin : begin + N_FRAMES]
+        run.language = self._language(given, lambda: self._listening(first))
+        if on_language and given is None and self.tokenizer.multilingual:
+            on_language(run.language)
+        run.work()
+        text = "".join(segment.text for segment in run.segments)
+        return Transcript(text, run.language, run.segments, recording.duration)
 
     def encode(self, mel: np.ndarray) -> np.ndarray:
         """Audio features of one window or several: (…, n_mels, up to 3000) -> (…, 1500, C)."""
@@ -80,9 +91,7 @@ class Whisper:
         refuse_unknown(options, decoding.OPTIONS, "decode")
         given = decoding.DecodingOptions(**options)
         context = self._listening(mel)
-        language = code_of(given.language) if given.language else "en"
-        if self.tokenizer.multilingual and not given.language:
-            language = likeliest(decoding.detect_language(context, self.tokenizer)[0])
+        language = self._language(given.language, lambda: context)
         random = np.random.default_rng(seed)
         return decoding.decode(context, self.tokenizer, given, language, random)[0]
 
@@ -91,6 +100,16 @@ class Whisper:
         mel = np.zeros((self.config.n_mels, N_FRAMES), np.float32)
         for options in ({}, {"beam_size": 5}, {"temperature": 1.0, "best_of": 5}):
             self.decode(mel, sample_len=4, **options)
+
+    def _language(self, given: str | None, listening: Callable[[], Context]) -> str:
+        """The code of the language that is given, or else of the likeliest that is spoken."""
+        code = "en" if given is None else code_of(given)
+        if not self.tokenizer.multilingual:
+            return "en"
+        if given is None:
+            chances = decoding.detect_language(listening(), self.tokenizer)[0]
+            code = max(chances, key=chances.__getitem__)
+        return code
 
     def _listening(self, mel: np.ndarray) -> Context:
         mel = self._checked(mel)

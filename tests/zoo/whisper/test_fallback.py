@@ -19,14 +19,12 @@ UNLIKELY = replace(GOOD, avg_logprob=-1.5)
 SILENCE = replace(GOOD, avg_logprob=-1.5, no_speech_prob=0.9)
 
 
-def run(**options) -> module._Run:
+def run(**options) -> module.Run:
     tokenizer = SimpleNamespace(eot=100, timestamp_begin=200, multilingual=False)
     config = SimpleNamespace(n_audio_ctx=1500, n_text_ctx=448, n_mels=80)
     own, decoding = parsed(options)
     recording = SimpleNamespace(mel=None, loudness=None, frames=3000, duration=30.0)
-    return module._Run(
-        SimpleNamespace(config=config), tokenizer, recording, own, decoding, None, None
-    )
+    return module.Run(SimpleNamespace(config=config), tokenizer, recording, own, decoding)
 
 
 def tried(monkeypatch, script: dict[float, DecodingResult], **options) -> tuple[float, list[float]]:
@@ -85,9 +83,9 @@ def test_what_was_drawn_at_a_high_temperature_is_no_prompt(monkeypatch) -> None:
 
 
 def test_a_clip_goes_on_where_the_clip_before_it_ended() -> None:
-    whole = run(initial_prompt=None)
+    whole = run(initial_prompt=None, clip_timestamps="0,1,2,3")
     whole.recording.mel = np.zeros((80, 6000), np.float32)
-    strands = whole.strands([(0, 100), (200, 300)])
+    strands = whole.strands()
     first = next(strands)
     first.said += [5, 6]
     first.forgotten, first.last_speech, first.seek = 2, 0.7, first.end

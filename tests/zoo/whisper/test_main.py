@@ -120,7 +120,7 @@ def test_a_bad_file_among_good_ones_is_reported_and_the_rest_go_on(model, capsys
     code = transcribe_main([AUSTEN, BAD, missing, JFK, "--language", "en", "-o", str(tmp_path)])
     assert code == 1
     out, err = capsys.readouterr()
-    assert out == "It lasts\n7.1 seconds.\nIt lasts\n11.0 seconds.\n"
+    assert out == "It lasts\n7.1 seconds.\n\nIt lasts\n11.0 seconds.\n"
     lines = err.splitlines()
     assert lines[:3] == [
         f"transcribe: {missing}: No such file or directory",
@@ -278,6 +278,18 @@ def test_help_starts_nothing():
     assert "Haitian Creole (ht)" in run.stdout and "Cantonese (yue)" in run.stdout
 
 
+def test_model_and_language_have_short_flags(model):
+    assert transcribe_main(["-m", "tiny", "-l", "fr", JFK]) == 0
+    assert model.loaded[0] == "tiny" and model.calls[0][1]["language"] == "fr"
+
+
+def test_the_version_is_printed(model, capsys):
+    with pytest.raises(SystemExit) as caught:
+        transcribe_main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr() == (f"menagerie {zoo.__version__}\n", "")
+
+
 def test_language_auto_is_found_by_listening(model):
     for flags in (["--language", "auto"], ["--language=Auto"], ["--language", "None"], []):
         assert transcribe_main([JFK, *flags]) == 0
@@ -298,7 +310,9 @@ def test_a_live_stream_goes_the_same_ways(model, capsys, monkeypatch, tmp_path):
     )
     code = transcribe_main(["--stdin-pcm", "--verbose", "-f", "txt", "-o", str(tmp_path), "--vad"])
     assert code == 0
-    lines = capsys.readouterr().out.splitlines()
+    out, err = capsys.readouterr()
+    lines = out.splitlines()
+    assert err == "(language: English, as it seems; --language sets it)\n"
     assert len(lines) == 4 and lines[0].startswith("[00:00.") and lines[2].startswith("[00:04.")
     assert (tmp_path / "stdin.txt").read_text().count("\n") == 4
     assert "vad" not in model.calls[0][1] and "clip_timestamps" not in model.calls[0][1]

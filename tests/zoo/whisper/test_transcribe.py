@@ -215,6 +215,14 @@ def test_progress_goes_up_to_the_end() -> None:
     assert told[-1] == (11.0, 11.0)
 
 
+def test_progress_counts_the_clips_that_are_transcribed() -> None:
+    told: list[tuple[float, float]] = []
+    options = {"clip_timestamps": "0,1,7.5,11", "progress": lambda *each: told.append(each)}
+    model("tiny.en").transcribe(DATA / "jfk.flac", **options)
+    assert told == sorted(told)
+    assert (told[0], told[-1]) == ((1.0, 4.5), (4.5, 4.5))
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -95,7 +95,7 @@ def decode(
     """The text of each window that the context has listened to."""
     limit = context.network.config.n_text_ctx
     begin = initial_tokens(tokenizer, options, language, limit)
-    rules = _rules(tokenizer, options, context.network.config.n_audio_ctx)
+    restrict = _rules(tokenizer, options, context.network.config.n_audio_ctx)
     group = int(options.beam_size or options.best_of or 1)
     rows = context.rows(group)
     if options.beam_size:
@@ -115,9 +115,7 @@ def decode(
             rows.reorder(source, place - 1)
             logits = np.array(rows.step([row[-1] for row in search.rows], place - 1))
             source = range(rows.count)
-        for rule in rules:
-            rule(logits, search.rows)
-        logits[logits.max(-1) == NEVER, tokenizer.eot] = 0  # nothing may come: the text ends
+        restrict(logits, search.rows)
         source = [source[row] for row in search.advance(logits)]
         if search.done:
             break
@@ -188,28 +186,21 @@ def _result(tokenizer, options, language, candidates, silence) -> DecodingResult
 # Rules: which tokens may come next.
 
 
-def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> list[Rule]:
-    rules: list[Rule] = []
-    if options.suppress_blank:
-        blank = [*tokenizer.blank, tokenizer.eot]
-
-        def no_blank_start(logits: np.ndarray, rows: list[list[int]]) -> None:
-            if not rows[0]:
-                logits[:, blank] = NEVER
-
-        rules.append(no_blank_start)
+def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> Rule:
     never = _suppressed(tokenizer, options.suppress_tokens)
-    if never:
+    blank = [*tokenizer.encode(" "), tokenizer.eot]
+    latest = options.max_initial_timestamp
+    latest = round(latest / (WINDOW_S / n_audio_ctx)) if latest else None
 
-        def suppress(logits: np.ndarray, rows: list[list[int]]) -> None:
-            logits[:, never] = NEVER
+    def restrict(logits: np.ndarray, rows: list[list[int]]) -> None:
+        logits[:, never] = NEVER
+        if options.suppress_blank and not rows[0]:
+            logits[:, blank] = NEVER
+        if not options.without_timestamps:
+            _timestamps(logits, rows, tokenizer, latest)
+        logits[logits.max(-1) == NEVER, tokenizer.eot] = 0  # nothing may come: the text ends
 
-        rules.append(suppress)
-    if not options.without_timestamps:
-        latest = options.max_initial_timestamp
-        latest = round(latest / (WINDOW_S / n_audio_ctx)) if latest else None
-        rules.append(lambda logits, rows: _timestamps(logits, rows, tokenizer, latest))
-    return rules
+    return restrict
 
 
 def _suppressed(tokenizer: Tokenizer, given: str | Sequence[int] | None) -> list[int]:

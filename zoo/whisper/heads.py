@@ -9,6 +9,7 @@ from importlib import resources
 from typing import Any
 
 from weights import WeightError
+from zoo.whisper.model import Config
 
 Heads = tuple[tuple[int, int], ...]  # (layer, head)
 
@@ -22,36 +23,28 @@ def measured() -> dict[str, Heads]:
     return {name: tuple(map(tuple, pairs)) for name, pairs in json.loads(text).items()}
 
 
-def heads_of(
-    n_text_layer: int,
-    n_text_head: int,
-    metadata: Mapping[str, Any],
-    name: str = "",
-    n_vocab: int = 0,
-) -> Heads:
+def heads_of(config: Config, metadata: Mapping[str, Any], name: str = "") -> Heads:
     """The alignment heads that the metadata name, or else those of OpenAI's model of that size.
 
-    `name` (of the file) tells large-v1 from large-v2, `n_vocab` English-only models from others. A
-    model of another size has all heads of the last half of its layers, as in the reference.
-    WeightError for metadata whose heads are none of this model.
+    `name` (of the file) tells large-v1 from large-v2. A model of another size has all heads of the
+    last half of its layers, as in the reference. WeightError for metadata whose heads are none of
+    this model.
     """
-    named = metadata.get("alignment_heads")
-    if named:
-        return _checked(named, n_text_layer, n_text_head)
-    size = _SIZES.get((n_text_layer, n_text_head))
+    layers, heads = config.n_text_layer, config.n_text_head
+    every = list(itertools.product(range(layers), range(heads)))
+    if named := metadata.get("alignment_heads"):
+        known = set(map(repr, every))
+        if isinstance(named, (list, tuple)) and len(named) <= len(every):
+            pairs = [tuple(pair) for pair in named if isinstance(pair, (list, tuple))]
+            if len(pairs) == len(named) and known.issuperset(map(repr, pairs)):
+                return tuple(pairs)
+        expected = f"pairs of a layer below {layers} and a head below {heads}"
+        raise WeightError(
+            "alignment_heads are not heads of this model", expected=expected, got=named
+        )
+    size = _SIZES.get((layers, heads))
     if size == "large":
-        size += "-v3" if n_vocab > 51865 else "-v1" if "v1" in name else "-v2"
-    if n_vocab == 51864:
+        size += "-v3" if config.n_vocab > 51865 else "-v1" if "v1" in name else "-v2"
+    if config.n_vocab == 51864:
         size = f"{size}.en"
-    half = range(n_text_layer // 2, n_text_layer)
-    return measured().get(size, tuple(itertools.product(half, range(n_text_head))))
-
-
-def _checked(named: Any, layers: int, heads: int) -> Heads:
-    if isinstance(named, (list, tuple)) and len(named) <= layers * heads:
-        if all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in named):
-            if all(type(i) is int for pair in named for i in pair):
-                if all(0 <= layer < layers and 0 <= head < heads for layer, head in named):
-                    return tuple((layer, head) for layer, head in named)
-    expected = f"pairs of a layer below {layers} and a head below {heads}"
-    raise WeightError("alignment_heads are not heads of this model", expected=expected, got=named)
+    return measured().get(size, tuple(every[layers // 2 * heads :]))

@@ -45,8 +45,7 @@ def load(
     config = model.Config(**whisper_names.dims(tensors))
     weights.check(tensors, model.expected_shapes(config))
     tokenizer = tokenizer_of(checkpoint, config.n_vocab)
-    sizes = config.n_text_layer, config.n_text_head
-    heads = heads_of(*sizes, checkpoint.metadata, checkpoint.path.name, config.n_vocab)
+    heads = heads_of(config, checkpoint.metadata, checkpoint.path.name)
     network = Network(Params(tensors), config, heads, device, dtype)
     whisper = Whisper(network, tokenizer, checkpoint.path.name)
     if tune:

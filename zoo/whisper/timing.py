@@ -53,7 +53,7 @@ def align(
     `attention` (heads, T, frames) are the weights of the alignment heads on positions of 20 ms, one
     row for each token of what comes before the text, of `text_tokens`, and for the end token.
     """
-    words, word_tokens = tokenizer.split_to_words([*text_tokens, tokenizer.eot], language)
+    words = tokenizer.split_to_words([*text_tokens, tokenizer.eot], language)
     if len(words) < 2 or not attention.shape[-1]:
         return []
     spread = attention.std(-2, keepdims=True)
@@ -62,10 +62,10 @@ def align(
     before = len(matrix) - len(text_tokens) - 2  # rows that show another token than the text's
     text_path, time_path = warp(-matrix[before:-1])
     begins = time_path[np.diff(text_path, prepend=-1) > 0] / TOKENS_PER_SECOND  # of each token
-    bounds = np.cumsum([0, *map(len, word_tokens[:-1])]).tolist()
+    bounds = np.cumsum([0, *(len(tokens) for _, tokens in words[:-1])]).tolist()
     return [
         WordTiming(word, tokens, float(begins[a]), float(begins[b]), float(token_probs[a:b].mean()))
-        for word, tokens, (a, b) in zip(words, word_tokens, itertools.pairwise(bounds))
+        for (word, tokens), (a, b) in zip(words, itertools.pairwise(bounds))
     ]
 
 

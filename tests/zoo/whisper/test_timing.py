@@ -271,11 +271,15 @@ def test_what_is_odd_between_silences_is_made_up() -> None:
 # Alignment heads.
 
 
+def sized(layers: int, heads: int, n_vocab: int = 0) -> Any:
+    return SimpleNamespace(n_text_layer=layers, n_text_head=heads, n_vocab=n_vocab)
+
+
 def test_heads_that_the_file_names_are_used() -> None:
-    assert heads_of(6, 8, {"alignment_heads": [[3, 1], [5, 6]]}) == ((3, 1), (5, 6))
+    assert heads_of(sized(6, 8), {"alignment_heads": [[3, 1], [5, 6]]}) == ((3, 1), (5, 6))
     for wrong in ([[6, 0]], [[0, 8]], [[-1, 0]], [[1]], "ab", [1, 2], [[True, 0]], {"a": 1}, 7):
         with pytest.raises(WeightError, match="not heads of this model"):
-            heads_of(6, 8, {"alignment_heads": wrong})
+            heads_of(sized(6, 8), {"alignment_heads": wrong})
 
 
 @pytest.mark.parametrize(
@@ -295,14 +299,14 @@ def test_heads_that_the_file_names_are_used() -> None:
 def test_openai_s_models_are_known_by_their_size(
     name: str, sizes: tuple[int, int], n_vocab: int, known: str
 ) -> None:
-    heads = heads_of(*sizes, {}, name, n_vocab)
+    heads = heads_of(sized(*sizes, n_vocab), {}, name)
     assert heads == measured()[known]
     assert all(layer < sizes[0] and head < sizes[1] for layer, head in heads)
 
 
 def test_another_size_has_all_heads_of_its_last_layers() -> None:
-    assert heads_of(2, 3, {}) == ((1, 0), (1, 1), (1, 2))
-    assert heads_of(3, 1, {"alignment_heads": []}) == ((1, 0), (2, 0))
+    assert heads_of(sized(2, 3), {}) == ((1, 0), (1, 1), (1, 2))
+    assert heads_of(sized(3, 1), {"alignment_heads": []}) == ((1, 0), (2, 0))
 
 
 # openai/whisper itself, given the same attention.

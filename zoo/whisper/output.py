@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -76,13 +76,7 @@ def as_json(transcript: Transcript, layout: Layout = Layout()) -> str:
     return json.dumps(named)
 
 
-FORMATS: dict[str, Callable[[Transcript, Layout], str]] = {
-    "txt": txt,
-    "vtt": vtt,
-    "srt": srt,
-    "tsv": tsv,
-    "json": as_json,
-}
+FORMATS = {"txt": txt, "vtt": vtt, "srt": srt, "tsv": tsv, "json": as_json}
 
 
 def timestamp(seconds: float, hours: bool = False, point: str = ".") -> str:

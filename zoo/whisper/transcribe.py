@@ -252,11 +252,10 @@ class Run:
         """
         seek, begin, size = strand.seek, strand.begin, strand.size
         threshold = self.options.hallucination_silence_threshold
-        window_end = begin + N_FRAMES / FRAMES_PER_SECOND
         end = timing.end_of(segments)
         if not ends_whole(tokens, self.tokenizer.timestamp_begin) and end and end > begin:
             after = round(end * FRAMES_PER_SECOND)
-            if threshold is not None and window_end - end <= threshold:
+            if threshold is not None and begin + timing.WINDOW_S - end <= threshold:
                 after = seek + size
         if threshold is not None:
             first = timing.next_with_words(segments)
@@ -264,9 +263,7 @@ class Run:
                 segments.clear()  # once more, from where the doubtful words begin
                 return seek + round((first.start - begin) * FRAMES_PER_SECOND)
             ends = begin + size / FRAMES_PER_SECOND
-            at = timing.first_made_up(
-                segments, strand.last_speech, begin, ends, window_end, threshold
-            )
+            at = timing.first_made_up(segments, strand.last_speech, begin, ends, threshold)
             if at is not None:
                 made_up = segments[at]
                 after = round(max(begin + 1, made_up.start) * FRAMES_PER_SECOND)

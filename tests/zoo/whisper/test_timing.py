@@ -125,7 +125,7 @@ def test_a_very_short_window_gives_finite_times(tokenizer: Tokenizer, frames: in
 
 
 def timed(*words: str) -> list[WordTiming]:
-    return [WordTiming(word, [n], n, n + 1, 1.0) for n, word in enumerate(words)]
+    return [WordTiming(word, n, n + 1, 1.0, [n]) for n, word in enumerate(words)]
 
 
 def test_punctuation_joins_the_word_it_belongs_to() -> None:
@@ -258,7 +258,7 @@ def test_what_is_odd_between_silences_is_made_up() -> None:
         return segment(start, start + 1.5, [], words=words)
 
     def made_up(*segments: Segment) -> int | None:
-        return timing.first_made_up(segments, 0.0, 0.0, 30.0, 30.0, threshold=2.0)
+        return timing.first_made_up(segments, 0.0, 0.0, 30.0, threshold=2.0)
 
     assert made_up(said(3), said(10), said(20)) is None
     assert made_up(said(3), said(10, 0.01), said(20)) == 1

@@ -86,15 +86,11 @@ class DecodingResult:
 
 
 def decode(
-    context: Context,
-    tokenizer: Tokenizer,
-    options: DecodingOptions,
-    language: str,
-    random: np.random.Generator,
+    context: Context, tokenizer: Tokenizer, options: DecodingOptions, random: np.random.Generator
 ) -> list[DecodingResult]:
-    """The text of each window that the context has listened to."""
+    """The text of each window that the context has listened to; options.language is a code."""
     limit = context.network.config.n_text_ctx
-    begin = initial_tokens(tokenizer, options, language, limit)
+    begin = initial_tokens(tokenizer, options, limit)
     restrict = _rules(tokenizer, options, context.network.config.n_audio_ctx)
     group = int(options.beam_size or options.best_of or 1)
     rows = context.rows(group)
@@ -120,7 +116,7 @@ def decode(
         if search.done:
             break
     return [
-        _result(tokenizer, options, language, candidates, float(silence))
+        _result(tokenizer, options, candidates, float(silence))
         for candidates, silence in zip(search.finished(group), silent)
     ]
 
@@ -132,13 +128,12 @@ def detect_language(context: Context, tokenizer: Tokenizer) -> list[dict[str, fl
     return [dict(zip(tokenizer.languages, map(float, row))) for row in chances]
 
 
-def initial_tokens(
-    tokenizer: Tokenizer, options: DecodingOptions, language: str, n_text_ctx: int
-) -> list[int]:
+def initial_tokens(tokenizer: Tokenizer, options: DecodingOptions, n_text_ctx: int) -> list[int]:
     """What the decoder is given to begin with: earlier text, the task, the text's first words."""
     half = n_text_ctx // 2
     prompt, prefix = (_ids(tokenizer, options, name) for name in ("prompt", "prefix"))
-    begin = [*tokenizer.sequence(language, options.task, not options.without_timestamps)]
+    timestamps = not options.without_timestamps
+    begin = [*tokenizer.sequence(options.language, options.task, timestamps)]
     prefix = prefix[-(half - int(options.sample_len or half)) :]
     begin += prefix[len(begin) - half :]  # so that a prompt fits, too
     return [tokenizer.sot_prev, *prompt[-(half - 1) :], *begin] if prompt else begin
@@ -161,7 +156,7 @@ def _ids(tokenizer: Tokenizer, options: DecodingOptions, name: str) -> list[int]
     return ids
 
 
-def _result(tokenizer, options, language, candidates, silence) -> DecodingResult:
+def _result(tokenizer, options, candidates, silence) -> DecodingResult:
     """The best of a window's candidates, each its tokens and the log of its probability."""
 
     def score(candidate: tuple[list[int], float]) -> float:
@@ -173,7 +168,7 @@ def _result(tokenizer, options, language, candidates, silence) -> DecodingResult
     tokens, total = max(candidates, key=score)
     text = tokenizer.decode(tokens).strip()
     return DecodingResult(
-        language=language,
+        language=options.language,
         tokens=tokens,
         text=text,
         avg_logprob=float(total) / (len(tokens) + 1),

@@ -138,9 +138,7 @@ class Run:
         if len(heard) == 1:
             self._take(context, heard[0], self._decoded(context, heard[0]))
             return
-        first = at_temperature(self.decoding, self.options.temperatures[0])
-        first = replace(first, prompt=self.prompt)
-        results = decode(context, self.tokenizer, first, self.language, self.random)
+        results = self._decode(context, self.options.temperatures[0], self.prompt)
         alone = self.network.context(1)
         for strand, result, each in zip(heard, results, features):
             alone.listen(each)
@@ -178,6 +176,13 @@ class Run:
         if not self.options.condition_on_previous_text or result.temperature > HOT:
             strand.forgotten = len(strand.said)
 
+    def _decode(
+        self, context: Context, temperature: float, prompt: list[int]
+    ) -> list[DecodingResult]:
+        options = at_temperature(self.decoding, temperature)
+        options = replace(options, language=self.language, prompt=prompt)
+        return decode(context, self.tokenizer, options, self.random)
+
     def _decoded(
         self, context: Context, strand: Strand, tried: DecodingResult | None = None
     ) -> DecodingResult:
@@ -185,14 +190,11 @@ class Run:
 
         `tried` is what the first of them gave, if it has been tried.
         """
-        result, temperatures = tried, self.options.temperatures[tried is not None :]
-        prompt = self._prompt(strand)
-        for temperature in temperatures:
-            options = replace(at_temperature(self.decoding, temperature), prompt=prompt)
-            result = decode(context, self.tokenizer, options, self.language, self.random)[0]
+        result, prompt = tried, self._prompt(strand)
+        for temperature in self.options.temperatures[tried is not None :]:
+            (result,) = self._decode(context, temperature, prompt)
             if self._repeats(result.tokens, prompt):
-                options = replace(options, prompt=self.prompt)
-                result = decode(context, self.tokenizer, options, self.language, self.random)[0]
+                (result,) = self._decode(context, temperature, self.prompt)
             if self._is_good(result):
                 break
         return result

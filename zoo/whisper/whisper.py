@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,9 +92,8 @@ class Whisper:
         refuse_unknown(options, decoding.OPTIONS, "decode")
         given = decoding.DecodingOptions(**options)
         context = self._listening(mel)
-        language = self._language(given.language, lambda: context)
-        random = np.random.default_rng(seed)
-        return decoding.decode(context, self.tokenizer, given, language, random)[0]
+        given = replace(given, language=self._language(given.language, lambda: context))
+        return decoding.decode(context, self.tokenizer, given, np.random.default_rng(seed))[0]
 
     def rehearse(self) -> None:
         """Run every program that a transcription with default options uses, on silence."""

@@ -31,7 +31,7 @@ def tried(monkeypatch, script: dict[float, DecodingResult], **options) -> tuple[
     """The temperature whose text is taken, and all that were tried."""
     temperatures: list[float] = []
 
-    def decode(context, tokenizer, given, language, random):
+    def decode(context, tokenizer, given, random):
         temperatures.append(given.temperature)
         found = script.get(given.temperature, GOOD)
         return [replace(found, temperature=given.temperature)]

@@ -185,12 +185,9 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace):
-    from engine import set_default_device
     from zoo.llama.loading import load
 
-    if arguments.device is not None:
-        set_default_device(arguments.device)
-    return load(arguments.model, arguments.device, arguments.dtype, arguments.ctx, arguments.tune)
+    return cli.load(load, arguments, ctx=arguments.ctx)
 
 
 def _options(arguments: argparse.Namespace) -> dict:

@@ -70,27 +70,22 @@ def _make(arguments: argparse.Namespace) -> None:
         for i, picture in enumerate(model.pictures(chosen, image, mask, screen.on_step)):
             parameters = flags.parameters_of(chosen, arguments, i)
             save_image(picture, paths[i], parameters, arguments.force)
-            screen.print(paths[i])
+            cli.say(paths[i])
             made.append(picture)
         if grid:
             from zoo.stable_diffusion.pixels import grid as side_by_side
 
             whole = side_by_side(made)
             save_image(whole, grid, flags.parameters_of(chosen, arguments, 0), arguments.force)
-            screen.print(grid)
+            cli.say(grid)
 
 
 def _load(arguments: argparse.Namespace) -> StableDiffusion:
-    from engine import set_default_device
     from zoo import stable_diffusion
 
-    if arguments.device is not None:
-        set_default_device(arguments.device)
-    return stable_diffusion.load(
-        arguments.model,
-        arguments.device,
-        arguments.dtype,
-        arguments.tune,
+    return cli.load(
+        stable_diffusion.load,
+        arguments,
         loras=arguments.lora,
         embeddings=arguments.embedding,
         taesd_file=arguments.taesd,
@@ -115,12 +110,6 @@ class _Screen:
         if self.preview and step.done - self.shown >= self.preview[1]:
             self.shown = step.done
             save_image(self.model.preview(step.picture), self.preview[0], force=True)
-
-    def print(self, path: Path) -> None:
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode():
-            print(path, flush=True)
 
     def close(self) -> None:
         """The bar stays; the preview, which is of no more use, goes."""

@@ -121,11 +121,11 @@ def decode(
     ]
 
 
-def detect_language(context: Context, tokenizer: Tokenizer) -> list[dict[str, float]]:
-    """The probability of each language, by code, for each window that was listened to."""
-    logits = context.rows(1).prompt([[tokenizer.sot]] * context.windows, [0])[:, 0]
-    chances = _softmax(logits[:, list(tokenizer.language_ids)])
-    return [dict(zip(tokenizer.languages, map(float, row))) for row in chances]
+def detect_language(context: Context, tokenizer: Tokenizer) -> dict[str, float]:
+    """The probability of each language, by code, for the one window that was listened to."""
+    logits = context.rows(1).prompt([[tokenizer.sot]], [0])[0]
+    chances = _softmax(logits[:, list(tokenizer.language_ids)])[0]
+    return dict(zip(tokenizer.languages, chances.tolist()))
 
 
 def initial_tokens(tokenizer: Tokenizer, options: DecodingOptions, n_text_ctx: int) -> list[int]:

@@ -85,7 +85,7 @@ class Whisper:
         """The probability of each language of one window, by code; only a multilingual model."""
         if not self.tokenizer.multilingual:
             raise UsageError(f"{self.name} knows English only, so it can't tell languages")
-        return decoding.detect_language(self._listening(mel), self.tokenizer)[0]
+        return decoding.detect_language(self._listening(mel), self.tokenizer)
 
     def decode(self, mel: np.ndarray, seed: int = 0, **options: Any) -> decoding.DecodingResult:
         """The text of one window; `options` are the fields of `DecodingOptions`."""
@@ -107,7 +107,7 @@ class Whisper:
         if not self.tokenizer.multilingual:
             return "en"
         if given is None:
-            chances = decoding.detect_language(listening(), self.tokenizer)[0]
+            chances = decoding.detect_language(listening(), self.tokenizer)
             code = max(chances, key=chances.__getitem__)
         return code
 

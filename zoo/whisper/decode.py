@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zoo.errors import UsageError, UserError
-from zoo.options import check, names_of
 from zoo.whisper.context import Context
+from zoo.whisper.options import DecodingOptions
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
 
 if TYPE_CHECKING:
@@ -24,52 +24,6 @@ if TYPE_CHECKING:
 
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
-
-MOST = 128  # candidates, windows: more than make sense, and than fit into memory
-_RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
-           "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),
-           "max_initial_timestamp": (0, 1e6)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DecodingOptions:
-    """How the text of a window is found; UsageError for options that contradict each other.
-
-    `best_of` candidates are drawn above temperature 0, `beam_size` are searched at 0. `sample_len`
-    is the most tokens, half the context if None; `prompt` text or ids said before the window,
-    `prefix` those it begins with; suppress_tokens "-1" means the symbols that aren't spoken.
-    """
-
-    task: str = "transcribe"
-    language: str | None = None
-    temperature: float = 0.0
-    sample_len: int | None = None
-    best_of: int | None = None
-    beam_size: int | None = None
-    patience: float | None = None
-    length_penalty: float | None = None
-    prompt: str | Sequence[int] | None = None
-    prefix: str | Sequence[int] | None = None
-    suppress_tokens: str | Sequence[int] | None = "-1"
-    suppress_blank: bool = True
-    without_timestamps: bool = False
-    max_initial_timestamp: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        check(self, _RANGES)
-        wrong = (
-            (self.task not in ("transcribe", "translate"), "task is transcribe or translate"),
-            (self.beam_size and self.best_of, "beam_size and best_of exclude each other"),
-            (self.beam_size and self.temperature, "beam_size is for temperature 0"),
-            (self.best_of and not self.temperature, "best_of is for a temperature above 0"),
-            (self.patience and not self.beam_size, "patience needs beam_size"),
-        )
-        for is_wrong, rule in wrong:
-            if is_wrong:
-                raise UsageError(rule)
-
-
-OPTIONS = names_of(DecodingOptions)
 
 
 @dataclass(frozen=True)

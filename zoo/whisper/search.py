@@ -74,19 +74,16 @@ class Beam:
                 for row in range(first, first + self._size)
                 for token, chance in _likeliest(logits[row], self._size + 1)
             }
-            ended, kept = [], 0
-            for tokens, (total, row) in sorted(
-                candidates.items(), key=lambda item: item[1][0], reverse=True
-            ):
+            ended = []
+            for tokens, (total, row) in sorted(candidates.items(), key=lambda item: -item[1][0]):
+                if len(rows) == first + self._size:
+                    break
                 if tokens[-1] == self._eot:
                     ended.append((tokens, total))
-                    continue
-                rows.append(list(tokens))
-                sums.append(total)
-                source.append(row)
-                kept += 1
-                if kept == self._size:
-                    break
+                else:
+                    rows.append(list(tokens))
+                    sums.append(total)
+                    source.append(row)
             found.update(ended[: self._most - len(found)])
         self.rows, self.sums = rows, sums
         return source

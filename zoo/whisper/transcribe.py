@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zoo.whisper import audio, timing, vad
 from zoo.whisper.context import Context, Network
 from zoo.whisper.decode import DecodingResult, decode
-from zoo.whisper.options import Clip, TranscribeOptions, at_temperature
+from zoo.whisper.options import Clip, TranscribeOptions
 from zoo.whisper.transcript import Segment
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class Run:
     tokenizer: Tokenizer
     recording: audio.Recording
     options: TranscribeOptions
-    decoding: dict[str, Any]
     on_segment: Callable[[Segment], None] | None = None
     progress: Callable[[float, float], None] | None = None
     language: str = "en"
@@ -179,8 +178,7 @@ class Run:
     def _decode(
         self, context: Context, temperature: float, prompt: list[int]
     ) -> list[DecodingResult]:
-        options = at_temperature(self.decoding, temperature)
-        options = replace(options, language=self.language, prompt=prompt)
+        options = self.options.at(temperature, language=self.language, prompt=prompt)
         return decode(context, self.tokenizer, options, self.random)
 
     def _decoded(
@@ -233,8 +231,7 @@ class Run:
         return o.logprob_threshold is None or result.avg_logprob <= o.logprob_threshold
 
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
-        task = self.decoding.get("task", "transcribe")
-        begin = [*self.tokenizer.sequence(self.language, task), self.tokenizer.no_timestamps]
+        begin = [*self.tokenizer.sequence(self.language, self.options.task, timestamps=False)]
         frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
 
         def attend(text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

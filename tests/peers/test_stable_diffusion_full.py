@@ -23,7 +23,7 @@ from zoo.stable_diffusion.tiles import available_memory
 pytestmark = [pytest.mark.peers, pytest.mark.slow, pytest.mark.timeout(3600)]
 
 VERSIONS = ("1", "2", "xl")
-F32, AUTO = 1e-4, {"unet": 0.06, "vae": 0.06, "text": 2e-3}
+F32, AUTO = 1e-4, {"unet": 0.03, "vae": 0.03, "text": 2e-3}
 LATENT = {"1": 64, "2": 64, "xl": 32}
 END = 49407
 

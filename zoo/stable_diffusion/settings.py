@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from zoo.errors import UsageError
@@ -87,21 +88,29 @@ _SPANS = {
     "height": (SMALLEST, LARGEST),
 }
 _WHOLE = ("steps", "batch", "clip_skip", "hires_steps", "seed", "width", "height")
+_TEXTS = ("prompt", "negative_prompt", "sampler", "scheduler", "rng")
+_OPTIONAL = {field.name for field in fields(Settings) if field.default is None}
 
 
 def check(given: Settings) -> None:
     """UsageError, in one line, for settings that no model could meet."""
     for name, (low, high) in _SPANS.items():
         value = getattr(given, name)
-        if value is None:
+        if value is None and name in _OPTIONAL:
             continue
-        if name in _WHOLE and value != int(value):
-            raise UsageError(f"{name} must be a whole number, got {value}")
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise UsageError(f"{name} must be a number, got {value!r}")
         if not low <= value <= high:
             raise UsageError(f"{name} must be from {low} to {high}, got {value}")
+        if name in _WHOLE and not isinstance(value, Integral):
+            raise UsageError(f"{name} must be a whole number, got {value}")
         if name in ("width", "height") and value % UNIT:
             near = f"{value // UNIT * UNIT} and {value // UNIT * UNIT + UNIT}"
             raise UsageError(f"{name} must be a multiple of {UNIT}, got {value}; {near} are near")
+    for name in _TEXTS:
+        value = getattr(given, name)
+        if not (isinstance(value, str) or (value is None and name in _OPTIONAL)):
+            raise UsageError(f"{name} must be a text, got {value!r}")
     if given.rng not in RNGS:
         raise UsageError(f"unknown rng {given.rng!r}; there are {', '.join(RNGS)}")
     if given.scheduler is not None and given.scheduler not in schedules.SIGMAS:
@@ -111,7 +120,7 @@ def check(given: Settings) -> None:
         options = schedules.Options(sigmas=given.scheduler or "default")
         for steps in {given.steps, given.hires_steps or given.steps}:
             samplers.make(given.sampler, steps, options)
-    if max(given.hires_size or (0,)) > LARGEST if given.width and given.height else False:
+    if given.width and given.height and max(given.hires_size or (0,)) > LARGEST:
         raise UsageError(f"hires_scale makes more than {LARGEST} pixels of a side")
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from zoo import cli
 from zoo.llama import flags
+
+if TYPE_CHECKING:
+    from zoo.llama.output import Output
 
 PROG = "python -m zoo.llama"
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -76,7 +80,9 @@ def _add_prompt(parser: argparse.ArgumentParser, without: str) -> None:
 
 
 def _chat(arguments: argparse.Namespace) -> None:
+    from engine.runtime.host import user_cache
     from zoo.llama import chat
+    from zoo.llama.output import Text
 
     prompt = arguments.prompt
     interactive = prompt is None and sys.stdin.isatty()
@@ -87,15 +93,17 @@ def _chat(arguments: argparse.Namespace) -> None:
     model = _load(arguments)
     if model.template.note:
         cli.note(f"({model.template.note})")
-    options, stats = flags.options(arguments), arguments.stats or sys.stderr.isatty()
+    options = flags.options(arguments)
     if interactive:
-        chat.converse(model, arguments.system, options, arguments.stats)
+        output = _output(arguments, Text(arguments.stats))
+        chat.converse(model, arguments.system, options, output, user_cache() / "chat_history")
     else:
-        chat.reply_once(model, prompt, arguments.system, options, stats)
+        output = _output(arguments, Text(arguments.stats or sys.stderr.isatty()))
+        chat.reply_once(model, prompt, arguments.system, options, output)
 
 
 def _complete(arguments: argparse.Namespace) -> None:
-    from zoo.llama import chat
+    from zoo.llama.output import Text, play
 
     prompt = arguments.prompt
     if prompt is None and sys.stdin.isatty():
@@ -106,7 +114,14 @@ def _complete(arguments: argparse.Namespace) -> None:
         _usage(arguments, "no PROMPT, and stdin is empty")
     generation = _load(arguments).generate(prompt, **flags.options(arguments))
     terminal = sys.stderr.isatty()
-    chat.finish(generation, arguments.stats or terminal, tell_limit=terminal)
+    output = _output(arguments, Text(arguments.stats or terminal, tell_limit=terminal))
+    play(generation, output)
+
+
+def _output(arguments: argparse.Namespace, text: Output) -> Output:
+    from zoo.llama.output import Events
+
+    return Events() if arguments.json else text
 
 
 def _bench(arguments: argparse.Namespace) -> None:

@@ -93,6 +93,9 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
         "--regex", metavar="PATTERN", help="the reply matches this from beginning to end"
     )
     group.add_argument(
+        "--json", action="store_true", help="JSON events, one a line: start, piece …, end"
+    )
+    group.add_argument(
         "--stats", action="store_true", help="tokens/s on stderr even if it is no terminal"
     )
 
@@ -109,7 +112,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "--logit-bias",
         action="append",
         default=[],
-        type=_bias,
+        type=bias,
         metavar="ID+X",
         help="make a token likelier (1234+2) or less likely (1234-2, 1234-inf: never); may be "
         "given several times",
@@ -118,16 +121,26 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace) -> dict:
     """What `generate` and `chat` are to be called with."""
-    sampling = (names[0][2:].replace("-", "_") for names, *_ in SAMPLING)
-    out = {name: getattr(arguments, name) for name in ("max_tokens", "stop", "seed", *sampling)}
-    schema = arguments.json_schema
-    if schema is not None and schema != "object" and not schema.lstrip().startswith("{"):
-        schema = Path(schema).read_text("utf-8", "replace")
-    more = {"logit_bias": dict(arguments.logit_bias), "regex": arguments.regex}
-    return out | more | {"json_schema": schema}
+    names = ["max_tokens", "stop", "seed", "regex", *map(name, SAMPLING)]
+    out = {each: getattr(arguments, each) for each in names}
+    given = arguments.json_schema
+    out["json_schema"] = None if given is None else schema(given)
+    return out | {"logit_bias": dict(arguments.logit_bias)}
 
 
-def _bias(text: str) -> tuple[int, float]:
+def name(row: tuple) -> str:
+    """The option that a row of SAMPLING is about."""
+    return row[0][0][2:].replace("-", "_")
+
+
+def schema(text: str) -> str:
+    """A JSON schema's text, given as such or as the name of a file."""
+    if text == "object" or text.lstrip().startswith("{"):
+        return text
+    return Path(text).expanduser().read_text("utf-8", "replace")
+
+
+def bias(text: str) -> tuple[int, float]:
     """An argparse type: ID+X or ID-X as a pair."""
     cut = max(text.find("+"), text.find("-"))
     token, bias = (text[:cut], text[cut:]) if cut > 0 else ("", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,12 +47,19 @@ class Recorder:
             tensor.node = node
 
 
-_recorders: list[Recorder] = []
+class _Captures(threading.local):
+    """The captures under way in this thread: what other threads do meanwhile is no part of them."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+captures = _Captures()
 
 
 def flush() -> None:
     """Run all writes that wait, so that a program's kernels find them done."""
-    waiting = [t for ref in _pending.values() if (t := ref()) is not None]
+    waiting = [t for ref in list(_pending.values()) if (t := ref()) is not None]
     _pending.clear()
     for t in waiting:
         t.realize()
@@ -358,15 +366,15 @@ class Tensor:
         value = value if isinstance(value, Tensor) else Tensor(value, self.dtype, self.device)
         box = tuple(end - start for start, end in ranges)
         new = g.reshape(value.cast(self.dtype).expand(*shape).node, box)
-        for r in _recorders:  # a program's state is made once, not anew in each replay
+        for r in captures.recorders:  # a program's state is made once, not anew in each replay
             if self.born < r.begun and all(t is not self for t in r.written):
                 self.realize()
                 r.before.append((self, self.node))
         own = self.node.op in (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS) and not _is_constant(self.node)
         self.node = g.assign(self.node if own else g.copy(self.node), new, ranges)
-        for recorder in _recorders:
+        for recorder in captures.recorders:
             recorder.written.append(self)
-        if not _recorders:
+        if not captures.recorders:
             _pending[id(self)] = weakref.ref(self)
 
     # --- elementwise -------------------------------------------------------------------------

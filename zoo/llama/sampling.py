@@ -54,14 +54,19 @@ class Sampler:
         self.options = options
         self._random = np.random.default_rng(seed)
 
-    def __call__(self, logits: np.ndarray, context: Sequence[int] = ()) -> int:
+    def __call__(
+        self, logits: np.ndarray, context: Sequence[int] = (), mask: np.ndarray | None = None
+    ) -> int:
         """The next token's id. `logits`: (vocab,) float32, left as they are; `context`: ids so far.
 
-        UserError when the logits hold no finite maximum (a broken model).
+        `mask`: (vocab,) bool, the tokens to choose among. UserError when the logits hold no finite
+        maximum (a broken model).
         """
         options = self.options
         if logits.ndim != 1:
             raise ValueError(f"logits must have one axis, got shape {logits.shape}")
+        if mask is not None:
+            logits = np.where(mask, logits, -np.inf)
         if options.repeat_penalty != 1 and options.repeat_last_n:
             logits = penalised(logits, context[-options.repeat_last_n :], options.repeat_penalty)
         best = int(logits.argmax())
@@ -73,6 +78,24 @@ class Sampler:
         p = softmax(kept / options.temperature)
         drawn = np.searchsorted(p.cumsum(), self._random.random(), side="right")
         return int(ids[min(int(drawn), len(ids) - 1)])
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Natural logarithms of probabilities: of the token drawn, and of the likeliest `top`."""
+
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]
+
+
+def token_logprobs(logits: np.ndarray, token: int, top: int) -> TokenLogprobs:
+    """What the model itself, before any sampling option, gave `token` and the `top` likeliest."""
+    most = float(logits.max())
+    total = most + math.log(np.exp(logits - most).sum(dtype=np.float64))
+    ids = largest(logits, top) if top else ()
+    likeliest = [(int(i), float(logits[i]) - total) for i in ids]
+    return TokenLogprobs(token, float(logits[token]) - total, likeliest)
 
 
 def penalised(logits: np.ndarray, context: Sequence[int], penalty: float) -> np.ndarray:

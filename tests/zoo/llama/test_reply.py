@@ -1,0 +1,87 @@
+"""A reply by itself: pieces, reasons to end, logprobs, constraints; no model is near."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.zoo.llama import vocab
+from tests.zoo.llama.fake import one, scripted
+from zoo.llama.gguf_tokenizer import from_gguf
+from zoo.llama.reply import Reply
+from zoo.llama.sampling import SamplingOptions
+
+
+def fed(reply: Reply, tokenizer, *tokens: str) -> list[str]:
+    """The pieces that a reply gives out when logits foretell `tokens`, until it ends."""
+    pieces = []
+    for token in (i for text in tokens for i in one(tokenizer, text)):
+        logits = np.zeros(tokenizer.vocab_size + 3, np.float32)  # padded, as embeddings are
+        logits[token] = 10
+        logits[-1] = 20  # what no token owns is never drawn
+        assert reply.feed(logits) == reply.ids[-1] == token
+        pieces.append(reply.piece)
+        if reply.finish:
+            break
+    return pieces
+
+
+def test_reply_needs_no_model():
+    tokenizer = from_gguf(vocab.tiny())
+    reply = Reply(tokenizer, [5, 6], stop=["stop"], max_tokens=50)
+    assert fed(reply, tokenizer, "a", " s", "t", "a", "s", "top", "b")[:3] == ["a", " ", ""]
+    assert reply.finish == "stop" and reply.stats.prompt_tokens == 2
+    assert reply.ids[:2] == [5, 6] and reply.ids[2:] == reply.stats.ids
+    for options, finish in (({"max_tokens": 2}, "length"), ({}, None)):
+        reply = Reply(tokenizer, [5], stop=["abc"], **options)
+        pieces = fed(reply, tokenizer, "a", "b")
+        assert (pieces, reply.finish) == (["", "ab" if finish else ""], finish)
+    reply.end("context")
+    assert (reply.piece, reply.finish) == ("ab", "context")
+
+
+def test_logprobs_are_the_models_own_whatever_the_options():
+    tokenizer = from_gguf(vocab.tiny())
+    options = SamplingOptions(temperature=3.0, top_k=1, repeat_penalty=2.0)
+    reply = Reply(tokenizer, [5], options, logprobs=2)
+    logits = np.zeros(tokenizer.vocab_size, np.float32)
+    logits[[7, 9]] = 4, 3
+    reply.feed(logits)
+    (found,) = reply.logprobs
+    total = np.log(np.exp(4) + np.exp(3) + len(logits) - 2)
+    assert found.token == 7 and found.logprob == pytest.approx(4 - total)
+    assert [token for token, _ in found.top] == [7, 9]
+    assert [p for _, p in found.top] == pytest.approx([4 - total, 3 - total])
+    assert Reply(tokenizer, [5]).logprobs == []
+
+
+class Only:
+    """Lets a reply be one of two texts of one-character tokens."""
+
+    def __init__(self, tokenizer, *texts: str) -> None:
+        self.left, self.tokenizer = texts, tokenizer
+
+    @property
+    def finished(self) -> bool:
+        return self.left == ("",)
+
+    def mask(self) -> np.ndarray:
+        mask = np.zeros(self.tokenizer.vocab_size, bool)
+        for text in self.left:
+            mask[one(self.tokenizer, text[0]) if text else list(self.tokenizer.stop_ids)] = True
+        return mask
+
+    def advance(self, token: int) -> None:
+        char = self.tokenizer.decode([token])
+        self.left = tuple(text[1:] for text in self.left if text[:1] == char)
+
+
+def test_constrained_reply_takes_the_likeliest_of_what_is_allowed():
+    model = scripted(["x", "b", "a", "b"])
+    generation = model.generate("a", constraint=Only(model.tokenizer, "abab", "ab"))
+    assert "".join(generation) == "abab"
+    assert generation.stats.finish == "stop"
+    assert len(generation.stats.ids) == 4  # nothing may follow, so nothing more is computed
+    model = scripted(["a", "b", "<|im_end|>"])
+    generation = model.generate("a", constraint=Only(model.tokenizer, "abab", "ab"))
+    assert "".join(generation) == "ab"

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Protocol
 
 import numpy as np
 
 from zoo.errors import UsageError
-from zoo.llama.sampling import Sampler, SamplingOptions, TokenLogprobs, token_logprobs
+from zoo.llama.sampling import (
+    Sampler,
+    SamplingOptions,
+    TokenLogprobs,
+    checked,
+    token_logprobs,
+)
 from zoo.llama.tokenizer import Tokenizer
 
 
@@ -60,7 +68,7 @@ class Reply:
     text that the last token set free, often none; joined, the pieces are the reply. `logprobs`
     has an entry per token drawn if `logprobs` likeliest alternatives were asked for (0 is none
     but the token's own). `lstrip` drops the space that a tokenizer puts before a text.
-    UsageError for a `max_tokens` under 1, an empty stop string, or a bad seed.
+    UsageError for a `max_tokens` under 1, an empty stop string, a bad seed, or a bias of no token.
     """
 
     def __init__(
@@ -75,13 +83,17 @@ class Reply:
         logprobs: int | None = None,
         lstrip: bool = False,
     ) -> None:
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens must be 1 or more, got {max_tokens}")
-        if logprobs is not None and logprobs < 0:
-            raise UsageError(f"logprobs must be 0 or more, got {logprobs}")
+        for name, value, least in (("max_tokens", max_tokens, 1), ("logprobs", logprobs, 0)):
+            if value is not None:
+                checked(name, value, Integral, least, math.inf)
+        options = options or SamplingOptions()
+        wrong = [i for i in options.logit_bias if i >= tokenizer.vocab_size]
+        if wrong:
+            size = tokenizer.vocab_size
+            raise UsageError(f"logit_bias: token {wrong[0]} is outside the vocabulary of {size}")
         self.ids, self.stats = list(ids), Stats(prompt_tokens=len(ids))
         self.piece, self.logprobs = "", []
-        self._sampler = Sampler(options or SamplingOptions(), seed)
+        self._sampler = Sampler(options, seed)
         self._stops = StopStrings((stop,) if isinstance(stop, str) else stop)
         self._tokenizer, self._stream = tokenizer, tokenizer.stream(lstrip)
         self._max_tokens, self._constraint, self._top = max_tokens, constraint, logprobs

@@ -7,6 +7,7 @@ import pytest
 
 from tests.zoo.llama import vocab
 from tests.zoo.llama.fake import one, scripted
+from zoo.errors import UsageError
 from zoo.llama.gguf_tokenizer import from_gguf
 from zoo.llama.reply import Reply
 from zoo.llama.sampling import SamplingOptions
@@ -53,6 +54,23 @@ def test_logprobs_are_the_models_own_whatever_the_options():
     assert [token for token, _ in found.top] == [7, 9]
     assert [p for _, p in found.top] == pytest.approx([4 - total, 3 - total])
     assert Reply(tokenizer, [5]).logprobs == []
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be 1 or more"),
+        ({"max_tokens": "5"}, "max_tokens must be a whole number"),
+        ({"logprobs": -1}, "logprobs must be 0 or more"),
+        ({"seed": -1}, "seed must be 0 or more"),
+        ({"seed": 1.5}, "seed must be a whole number"),
+        ({"stop": ["a", ""]}, "a stop string is empty"),
+        ({"options": SamplingOptions(logit_bias={10**6: 1})}, "token 1000000 is outside"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_runs(options, told):
+    with pytest.raises(UsageError, match=told):
+        Reply(from_gguf(vocab.tiny()), [5], **options)
 
 
 class Only:

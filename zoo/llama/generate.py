@@ -69,7 +69,7 @@ class Llama:
         string (neither is given out), after `max_tokens`, or when the context is full. `options`
         are those of `reply`. UserError when the prompt doesn't fit.
         """
-        ids = self._prompt_ids(prompt) if isinstance(prompt, str) else prompt
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else prompt
         return self._run(self.reply(ids, **options))
 
     def chat(
@@ -113,7 +113,7 @@ class Llama:
         reply.stats.ctx_can_grow = self.context.size < self.config.max_context
         return reply
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
+    def prompt_ids(self, prompt: str) -> list[int]:
         tokenizer = self.tokenizer
         ids = tokenizer.encode(prompt, special=True, add_bos=tokenizer.add_bos)
         # The empty prompt: any text at all, as the model would begin it.

@@ -46,7 +46,7 @@ _KNOWN = KNOWN | {
 async def chat_completions(request: Request) -> Response:
     """The endpoint."""
     fields = Fields(await read_json(request), _KNOWN)
-    model = request.app.state.models.find("chat", fields.get("model"))
+    model = request.app.state.models.find("chat", fields)
     asked = wanted(fields)
     messages, tools = conversation.messages(fields), conversation.tools(fields)
     schema = conversation.schema(fields)

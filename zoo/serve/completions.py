@@ -44,7 +44,7 @@ _KNOWN = KNOWN | {"prompt", "echo", "best_of", "suffix"}
 async def completions(request: Request) -> Response:
     """The endpoint."""
     fields = Fields(await read_json(request), _KNOWN)
-    model = request.app.state.models.find("chat", fields.get("model"))
+    model = request.app.state.models.find("chat", fields)
     prompts = texts_or_ids(fields, "prompt", MOST_PROMPTS)
     asked = wanted(fields)
     logprobs = fields.integer("logprobs", None, 0, MOST_LOGPROBS)

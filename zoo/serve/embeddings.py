@@ -27,7 +27,7 @@ _KNOWN = ("input", "model", "encoding_format", "dimensions")
 async def embeddings(request: Request) -> Response:
     """The endpoint."""
     fields = Fields(await read_json(request), _KNOWN)
-    model = request.app.state.models.find("chat", fields.get("model"))
+    model = request.app.state.models.find("chat", fields)
     inputs = texts_or_ids(fields, "input", MOST_INPUTS)
     form = fields.choice("encoding_format", "float", ("float", "base64"))
     size = fields.integer("dimensions", None, 1, 1 << 20)

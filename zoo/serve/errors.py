@@ -6,7 +6,7 @@ import traceback
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from zoo import cli
@@ -61,6 +61,6 @@ def as_api_error(error: Exception) -> ApiError:
 
 async def on_error(request: Request, error: Exception) -> Response:
     """Starlette's handler of every error that an endpoint raises."""
-    if isinstance(error, Gone):
+    if isinstance(error, Gone | ClientDisconnect):
         return Response(status_code=499)  # for the log alone
     return as_api_error(error).response()

@@ -11,6 +11,7 @@ from typing import Any
 
 from zoo.errors import UsageError
 from zoo.serve.errors import ApiError
+from zoo.serve.fields import Fields
 from zoo.serve.metrics import Metrics
 from zoo.serve.scheduler import Scheduler
 from zoo.serve.worker import Gate, Worker
@@ -73,13 +74,14 @@ class Models:
         room = self.options.slots if kind == "chat" else 1
         self.served[name] = Served(name, kind, worker, Gate(room + self.options.queue))
 
-    def find(self, kind: str, name: str | None) -> Served:
+    def find(self, kind: str, fields: Fields) -> Served:
         """The model that a request names, or the first of the kind; ApiError for any other."""
-        if name is None:
+        if "model" not in fields:
             found = next((each for each in self.served.values() if each.kind == kind), None)
             if found is None:
                 raise ApiError(404, f"no model that {KINDS[kind]} is served here", "model")
             return found
+        name = fields.text("model")
         found = self.served.get(name)
         if found is None:
             message = f"the model {name[:99]!r} is not served here; /v1/models lists those that are"

@@ -41,7 +41,7 @@ class Stopped(Exception):
 async def generations(request: Request) -> Response:
     """The endpoint."""
     fields = Fields(await read_json(request), _KNOWN)
-    model = request.app.state.models.find("pictures", fields.get("model"))
+    model = request.app.state.models.find("pictures", fields)
     prompt = fields.text("prompt", longest=LONGEST_PROMPT)
     options = _options(fields)
     kind = fields.choice("output_format", "png", FORMATS)

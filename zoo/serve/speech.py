@@ -51,7 +51,7 @@ async def _answer(request: Request, task: str) -> Response:
         raise ApiError(415, "the body must be multipart/form-data, with the recording as 'file'")
     async with request.form(max_files=1, max_fields=16, max_part_size=1 << 16) as form:
         fields, granularities = _fields(form)
-        model = request.app.state.models.find("speech", fields.get("model"))
+        model = request.app.state.models.find("speech", fields)
         options = _options(fields, granularities, task)
         form_of = fields.choice("response_format", "json", FORMATS)
         stream = fields.flag("stream")

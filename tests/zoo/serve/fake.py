@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import uvicorn
+from PIL import Image
 
 from tests.zoo.llama import vocab
 from zoo.llama.generate import Llama
@@ -18,6 +23,8 @@ from zoo.serve.guard import Rules
 from zoo.serve.metrics import Metrics
 from zoo.serve.models import Models, Options
 from zoo.serve.scheduler import Scheduler
+from zoo.stable_diffusion.making import Step
+from zoo.whisper.transcript import Segment, Transcript, Word
 
 TOKENIZER = from_gguf(vocab.tiny())
 PIECE = 16  # prompt tokens a step
@@ -46,6 +53,7 @@ class FakeBatch:
         self.may_step = threading.Event()
         self.may_step.set()
         self.fails: Exception | None = None
+        self.pace = 0.0  # seconds a step
 
     def add(self, ids: list[int]) -> int:
         slot = next(n for n in range(self.slots) if n not in self.script)
@@ -58,6 +66,7 @@ class FakeBatch:
 
     def step(self) -> dict[int, np.ndarray]:
         self.may_step.wait(10)
+        time.sleep(self.pace)
         self.steps += 1
         if self.fails is not None:
             raise self.fails
@@ -124,3 +133,86 @@ class Server:
 
 def _loader(make: Callable[[str], Any]) -> Callable[..., Any]:
     return lambda path, name, options, metrics: make(name)
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """The application on a port of this machine, in a thread; its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(app, http="h11", ws="none", log_config=None, log_level="critical")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+    assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until something holds, which it must before long."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never came to that"
+        time.sleep(0.002)
+
+
+class FakeWhisper:
+    """Says a sentence in segments of a second, and `paused` between them where it is told to."""
+
+    words = ("one two", "three four", "five")
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.stopped = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def transcribe(self, source, on_segment=None, progress=None, **options) -> Transcript:
+        self.asked.append(options | {"bytes": source.read()})
+        segments = []
+        for n, text in enumerate(self.words):
+            self.go_on.wait(10)
+            words = [Word(f" {w}", n, n + 1, 0.9) for w in text.split()]
+            segment = Segment(n, 0, n, n + 1.0, f" {text}", [1, 2], 0.0, -0.1, 1.0, 0.01, None)
+            segment.words = words if options["word_timestamps"] else None
+            segments.append(segment)
+            try:
+                if on_segment:
+                    on_segment(segment)
+                progress(n + 1, len(self.words))
+            except BaseException:
+                self.stopped += 1
+                raise
+        text = "".join(segment.text for segment in segments)
+        return Transcript(text, options.get("language", "en"), segments, 3.0)
+
+
+class FakeDiffusion:
+    """Pictures of one colour, in a few steps."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.kind = SimpleNamespace(size=64)
+        self.stopped = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def txt2img(self, prompt: str, on_step=None, **options) -> list[Image.Image]:
+        self.asked.append(options | {"prompt": prompt})
+        steps, count = options.get("steps", 4), options["batch"]
+        for n in range(steps * count):
+            self.go_on.wait(10)
+            try:
+                on_step(Step(n + 1, steps * count, n // steps, 1.0, None, None))
+            except BaseException:
+                self.stopped += 1
+                raise
+        size = options.get("width", 64), options.get("height", 64)
+        return [Image.new("RGB", size, (10 * n, 99, 0)) for n in range(count)]
+
+    def preview(self, latent: Any) -> Image.Image:
+        return Image.new("RGB", (8, 8), "grey")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from zoo import cli
 
@@ -84,6 +85,14 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
         help="end the reply before TEXT; may be given several times",
     )
     group.add_argument(
+        "--json-schema",
+        metavar="FILE|TEXT",
+        help="the reply is JSON that is valid by this schema; `object`: any JSON object",
+    )
+    group.add_argument(
+        "--regex", metavar="PATTERN", help="the reply matches this from beginning to end"
+    )
+    group.add_argument(
         "--stats", action="store_true", help="tokens/s on stderr even if it is no terminal"
     )
 
@@ -111,7 +120,11 @@ def options(arguments: argparse.Namespace) -> dict:
     """What `generate` and `chat` are to be called with."""
     sampling = (names[0][2:].replace("-", "_") for names, *_ in SAMPLING)
     out = {name: getattr(arguments, name) for name in ("max_tokens", "stop", "seed", *sampling)}
-    return out | {"logit_bias": dict(arguments.logit_bias)}
+    schema = arguments.json_schema
+    if schema is not None and schema != "object" and not schema.lstrip().startswith("{"):
+        schema = Path(schema).read_text("utf-8", "replace")
+    more = {"logit_bias": dict(arguments.logit_bias), "regex": arguments.regex}
+    return out | more | {"json_schema": schema}
 
 
 def _bias(text: str) -> tuple[int, float]:

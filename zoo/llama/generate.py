@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zoo.errors import UsageError, UserError
-from zoo.llama.reply import Constraint, Reply
+from zoo.llama.reply import Reply
 from zoo.llama.sampling import SamplingOptions
 from zoo.llama.template import ChatTemplate, Message
 from zoo.llama.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from zoo.llama.constraint import Constraint, Constraints
     from zoo.llama.context import Context
     from zoo.llama.model import Config
 
@@ -92,15 +94,16 @@ class Llama:
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         seed: int | None = None,
-        constraint: Constraint | None = None,
+        json_schema: Mapping[str, Any] | bool | str | None = None,
+        regex: str | None = None,
         logprobs: int | None = None,
         lstrip: bool = False,
         **sampling: Any,
     ) -> Reply:
         """The reply to a prompt of token ids, for a caller that feeds it logits by himself.
 
-        `sampling`: the fields of SamplingOptions; for the rest see Reply. UserError when the
-        prompt doesn't fit.
+        `json_schema` or `regex`: what the whole reply must match, see Constraints. `sampling`: the
+        fields of SamplingOptions; for the rest see Reply. UserError when the prompt doesn't fit.
         """
         try:
             options = SamplingOptions(**sampling)
@@ -108,12 +111,28 @@ class Llama:
             unknown = ", ".join(sampling.keys() - SamplingOptions.__dataclass_fields__.keys())
             raise UsageError(f"unknown option: {unknown}") from None
         ids = self._checked(ids)
+        constraint = self._constraint(json_schema, regex)
         rest = (seed, max_tokens, stop, constraint, logprobs, lstrip)
         reply = Reply(self.tokenizer, ids, options, *rest)
         reply.stats.ctx_can_grow = self.context.size < self.config.max_context
         return reply
 
+    @cached_property
+    def constraints(self) -> Constraints:
+        """What a reply can be held to; UserError without the package that does it."""
+        from zoo.llama.constraint import Constraints
+
+        return Constraints(self.tokenizer)
+
+    def _constraint(self, json_schema: Any, regex: str | None) -> Constraint | None:
+        if json_schema is not None and regex is not None:
+            raise UsageError("json_schema and regex can't be had at once")
+        if json_schema is not None:
+            return self.constraints.json(json_schema)
+        return None if regex is None else self.constraints.regex(regex)
+
     def prompt_ids(self, prompt: str) -> list[int]:
+        """A raw prompt as ids, with its special tokens."""
         tokenizer = self.tokenizer
         ids = tokenizer.encode(prompt, special=True, add_bos=tokenizer.add_bos)
         # The empty prompt: any text at all, as the model would begin it.

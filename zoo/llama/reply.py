@@ -67,7 +67,8 @@ class Reply:
     `ids` are prompt and reply so far: the next logits must be those after them. `piece` is the
     text that the last token set free, often none; joined, the pieces are the reply. `logprobs`
     has an entry per token drawn if `logprobs` likeliest alternatives were asked for (0 is none
-    but the token's own). `lstrip` drops the space that a tokenizer puts before a text.
+    but the token's own). `lstrip` drops the space that a tokenizer puts before a text, but not from
+    a constrained one, where it is meant.
     UsageError for a `max_tokens` under 1, an empty stop string, a bad seed, or a bias of no token.
     """
 
@@ -95,7 +96,7 @@ class Reply:
         self.piece, self.logprobs = "", []
         self._sampler = Sampler(options, seed)
         self._stops = StopStrings((stop,) if isinstance(stop, str) else stop)
-        self._tokenizer, self._stream = tokenizer, tokenizer.stream(lstrip)
+        self._tokenizer, self._stream = tokenizer, tokenizer.stream(lstrip and constraint is None)
         self._max_tokens, self._constraint, self._top = max_tokens, constraint, logprobs
 
     logprobs: list[TokenLogprobs]

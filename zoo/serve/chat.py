@@ -18,7 +18,6 @@ from zoo.serve.generation import (
     FINISH,
     KNOWN,
     Wanted,
-    constraints,
     pieces,
     prepared,
     shown,
@@ -62,11 +61,8 @@ async def chat_completions(request: Request) -> Response:
     def replies(llama: Llama) -> list[Reply]:
         ids = llama.template.ids(messages, tools=tools)
         checked_prompt(llama, ids)
-        stop = {"stop": (*asked.options["stop"], *llama.template.stop), "lstrip": True}
-        made = constraints(llama, schema, asked.n)
-        return [
-            llama.reply(ids, constraint=each, **asked.of(n) | stop) for n, each in enumerate(made)
-        ]
+        own = {"stop": (*asked.options["stop"], *llama.template.stop), "lstrip": True}
+        return [llama.reply(ids, json_schema=schema, **asked.of(n) | own) for n in range(asked.n)]
 
     chat = _Chat(model, asked)
     if asked.stream:

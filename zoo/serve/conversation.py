@@ -77,7 +77,7 @@ def tools(fields: Fields) -> list[dict[str, Any]] | None:
 
 
 def schema(fields: Fields) -> dict[str, Any] | None:
-    """The JSON schema that the reply must meet; {} is any JSON object, None no constraint."""
+    """The JSON schema that the reply must meet, if there is one."""
     given = fields.get("response_format", {"type": "text"})
     match given:
         case {"type": "text"}:

@@ -102,11 +102,6 @@ async def prepared(model: Served, make: Callable[[Llama], T]) -> tuple[Llama, T]
     return llama, await asyncio.to_thread(make, llama)
 
 
-def constraints(llama: Llama, schema: dict[str, Any] | None, count: int) -> list[Any]:
-    """A constraint for each choice: the schema that its text must meet, if there is one."""
-    return [None] * count
-
-
 async def pieces(model: Served, replies: Sequence[Reply]) -> AsyncIterator[tuple[int, Piece]]:
     """(choice, piece) as they are made; raises what ends a reply.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.zoo.llama import vocab
-from tests.zoo.llama.fake import one, scripted
+from tests.zoo.llama.fake import one
 from zoo.errors import UsageError
 from zoo.llama.gguf_tokenizer import from_gguf
 from zoo.llama.reply import Reply
@@ -94,12 +94,22 @@ class Only:
         self.left = tuple(text[1:] for text in self.left if text[:1] == char)
 
 
+def drawn(constraint: Only, tokenizer, *favourites: str) -> Reply:
+    """A reply whose logits foretell `favourites`, one in each step, as far as it goes."""
+    reply = Reply(tokenizer, [5], constraint=constraint)
+    for text in favourites:
+        logits = np.zeros(tokenizer.vocab_size, np.float32)
+        logits[one(tokenizer, text)] = 10
+        reply.feed(logits)
+    return reply
+
+
 def test_constrained_reply_takes_the_likeliest_of_what_is_allowed():
-    model = scripted(["x", "b", "a", "b"])
-    generation = model.generate("a", constraint=Only(model.tokenizer, "abab", "ab"))
-    assert "".join(generation) == "abab"
-    assert generation.stats.finish == "stop"
-    assert len(generation.stats.ids) == 4  # nothing may follow, so nothing more is computed
-    model = scripted(["a", "b", "<|im_end|>"])
-    generation = model.generate("a", constraint=Only(model.tokenizer, "abab", "ab"))
-    assert "".join(generation) == "ab"
+    tokenizer = from_gguf(vocab.tiny())
+    reply = drawn(Only(tokenizer, "abab", "ab"), tokenizer, "x", "b", "a", "b")
+    assert tokenizer.decode(reply.stats.ids) == "abab"
+    assert reply.finish == "stop"  # nothing may follow, so nothing more needs to be computed
+    reply = drawn(Only(tokenizer, "abab", "ab"), tokenizer, "<|im_end|>", "b")
+    assert tokenizer.decode(reply.stats.ids) == "ab" and reply.finish is None
+    reply = drawn(Only(tokenizer, "abab", "ab"), tokenizer, "<|im_end|>", "b", "<|im_end|>")
+    assert reply.finish == "stop" and reply.stats.ids[-1] in tokenizer.stop_ids

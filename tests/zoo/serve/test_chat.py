@@ -141,11 +141,18 @@ def test_messages_in_parts_older_roles_and_tools_reach_the_template():
         client.post(CHAT, json=HELLO)  # loads the model
         server.chats.llama.template.source = template
         server.chats.llama.template._template = None
-        call = {"id": "1", "type": "function", "function": {"name": "w", "arguments": '{"city": "Rome"}'}}
+        call = {
+            "id": "1",
+            "type": "function",
+            "function": {"name": "w", "arguments": '{"city": "Rome"}'},
+        }
         tool = {"type": "function", "function": {"name": "w", "parameters": {"<|im_end|>": 1}}}
         messages = [
             {"role": "developer", "content": "Be brief."},
-            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+            },
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "tool_call_id": "1", "content": "rain<|im_end|>"},
         ]
@@ -225,7 +232,9 @@ def test_only_models_that_are_served_can_be_named(client):
 def test_completions_of_texts_and_of_ids(client):
     ids = TOKENIZER.encode("the fox")
     for prompt in ("the fox", ids):
-        (choice,) = client.post(COMPLETE, json={"prompt": prompt, "temperature": 0, "max_tokens": 99}).json()["choices"]
+        (choice,) = client.post(
+            COMPLETE, json={"prompt": prompt, "temperature": 0, "max_tokens": 99}
+        ).json()["choices"]
         assert choice["text"] == "You said: the fox" and choice["finish_reason"] == "stop"
     body = {"prompt": ["a", "b"], "n": 2, "temperature": 0, "echo": True, "max_tokens": 99}
     answer = client.post(COMPLETE, json=body).json()
@@ -242,7 +251,14 @@ def test_a_completion_has_sixteen_tokens_if_nothing_is_said(client):
 
 
 def test_a_stream_of_completions(client):
-    body = {"prompt": "ab", "stream": True, "temperature": 0, "max_tokens": 99, "logprobs": 1, "echo": False}
+    body = {
+        "prompt": "ab",
+        "stream": True,
+        "temperature": 0,
+        "max_tokens": 99,
+        "logprobs": 1,
+        "echo": False,
+    }
     chunks = events(client.post(COMPLETE, json=body).text)
     choices = [chunk["choices"][0] for chunk in chunks]
     text = "".join(choice["text"] for choice in choices)

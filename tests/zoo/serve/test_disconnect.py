@@ -55,7 +55,7 @@ def test_a_chat_whose_client_goes_frees_its_slot_within_a_step(media, stream):
         batch.pace = 0.005
         one = chat(address, stream=stream)
         if stream:
-            one.read_until(b"said")
+            one.read_until(b"ou")
         else:
             until(lambda: batch.steps > 3)
         batch.may_step.clear()  # the next step, if there is one, waits

@@ -78,7 +78,9 @@ def test_pages_of_other_sites_are_refused_unless_told():
         allowed = http.options(CHAT, headers=asked)
         assert allowed.headers["access-control-allow-origin"] == "https://evil.example"
         got = http.post(CHAT, json=HELLO, headers=elsewhere)
-        assert got.is_success and got.headers["access-control-allow-origin"] == "https://evil.example"
+        assert (
+            got.is_success and got.headers["access-control-allow-origin"] == "https://evil.example"
+        )
         assert error(http.get("/v1/models", headers={"Origin": "https://b.example"}), 403)
     with client(Server(origins=("*",), keys=("k",))) as http:
         assert http.options(CHAT, headers=asked).is_success  # a preflight carries no key
@@ -226,7 +228,14 @@ def test_the_page_may_load_nothing_but_its_own_files():
             policy = got.headers["content-security-policy"]
             assert "default-src 'none'" in policy and "unsafe" not in policy
             assert got.headers["x-content-type-options"] == "nosniff"
-            for word in ("http://", "https://", "innerHTML", "insertAdjacentHTML", "style=", "onclick"):
+            for word in (
+                "http://",
+                "https://",
+                "innerHTML",
+                "insertAdjacentHTML",
+                "style=",
+                "onclick",
+            ):
                 assert word not in got.text, word
 
 

@@ -144,9 +144,17 @@ def test_uploads_that_are_none(client):
     assert error(client.post(LISTEN, data={"file": "/etc/passwd"}), 415)
     assert error(client.post(LISTEN, files={"other": ("a", b"x")}), 400, "file")
     boundary = {"Content-Type": "multipart/form-data; boundary=x"}
-    for body in (b"", b"nothing", b"--x\r\n\r\n", b"--x--\r\n", b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n/etc/passwd\r\n--x--\r\n'):
+    for body in (
+        b"",
+        b"nothing",
+        b"--x\r\n\r\n",
+        b"--x--\r\n",
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n/etc/passwd\r\n--x--\r\n',
+    ):
         assert error(client.post(LISTEN, content=body, headers=boundary), 400)
-    assert error(client.post(LISTEN, content=b"x", headers={"Content-Type": "multipart/form-data"}), 400)
+    assert error(
+        client.post(LISTEN, content=b"x", headers={"Content-Type": "multipart/form-data"}), 400
+    )
     many = [("file", ("a", b"x")), ("file", ("b", b"y"))]
     assert error(client.post(LISTEN, files=many), 400)
 

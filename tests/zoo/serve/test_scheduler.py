@@ -95,7 +95,8 @@ def test_a_reply_that_fails_leaves_the_others_alone():
 
     chats = scheduler()
     good, pieces = ticket(chats, "good")
-    bad, failed = ticket(chats, "bad", constraint=Broken())
+    bad, failed = ticket(chats, "bad")
+    bad.reply._constraint = Broken()
     chats.add(bad)
     chats.add(good)
     run(chats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import weights
@@ -31,13 +31,15 @@ def load(
     dtype: str = "auto",
     ctx: int | None = None,
     tune: bool = False,
+    make: Callable[..., Any] = Context,
 ) -> Llama:
     """A model by registry or hub name, GGUF file or Hugging Face folder, ready to generate.
 
     `ctx` is the most tokens of prompt and reply together (None: 4096, or less if the model's
     limit is lower). `tune` looks for faster kernels on this device, for a minute or two: they are
-    kept, and later loads use them without it. WeightError for a file that can't be used,
-    DeviceError without the device, UsageError for an empty name and for a ctx beyond the model's.
+    kept, and later loads use them without it. `make` makes the context, or what takes its place.
+    WeightError for a file that can't be used, DeviceError without the device, UsageError for an
+    empty name and for a ctx beyond the model's.
     """
     if dtype not in DTYPES:
         raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
@@ -58,7 +60,7 @@ def load(
         problem = "more tokens in the vocabulary than rows in the embedding"
         raise WeightError(problem, file=checkpoint.path, expected=expected, got=got)
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
-    context = Context(Params(tensors), config, size, device, dtype)
+    context = make(Params(tensors), config, size, device, dtype)
     if tune:
         with cli.tuning(device):
             context.rehearse()

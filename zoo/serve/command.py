@@ -48,10 +48,11 @@ def parser() -> cli.Parser:
         epilog=_EXAMPLES,
     )
     _add_network_flags(top.add_argument_group("network"))
-    group = top.add_argument_group(
-        "models", "NAME from `python -m weights list`, ORG/REPO of the Hugging Face hub, or a path; "
-        "each flag may be given several times; `none` serves none",
-    )  # fmt: skip
+    about = (
+        "NAME from `python -m weights list`, ORG/REPO of the Hugging Face hub, or a path; "
+        "each flag may be given several times; `none` serves none"
+    )
+    group = top.add_argument_group("models", about)
     for flag, dest, default, does in _MODELS:
         text = f"a model that {does} (default: {default})"
         group.add_argument(flag, dest=dest, action="append", metavar="NAME|PATH", help=text)

@@ -113,10 +113,12 @@ def name_of(path: str) -> str:
 
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:
     from zoo.llama.batch import Batch
-    from zoo.llama.loading import load_with
+    from zoo.llama.loading import load
 
-    given = options.slots, options.device, options.dtype, options.ctx
-    llama = load_with(Batch, path, *given)
+    def batch(params: Any, config: Any, size: int, *where: Any) -> Batch:
+        return Batch(params, config, options.slots, size, *where)
+
+    llama = load(path, options.device, options.dtype, options.ctx, make=batch)
     llama.name = name
     return Scheduler(llama, llama.context, options.slots, metrics)
 

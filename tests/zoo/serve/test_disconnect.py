@@ -86,7 +86,8 @@ def test_a_transcription_whose_client_goes_ends_at_its_next_segment(media):
     boundary = "multipart/form-data; boundary=x"
     body = (
         b'--x\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n'
-        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nsound\r\n--x--\r\n'
+        b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nsound\r\n'
+        b"--x--\r\n"
     )
     with listening(media.app) as address:
         media.whisper.go_on.clear()

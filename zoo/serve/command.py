@@ -100,7 +100,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
         from zoo.serve import app, guard, metrics, models
     except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette", "python_multipart"):
+        if (error.name or "").partition(".")[0] not in ("uvicorn", "starlette", "python_multipart"):
             raise
         raise UserError(MISSING) from None
     if arguments.device is not None:
@@ -118,8 +118,8 @@ def serve(arguments: argparse.Namespace) -> int:
     )
     if not _is_loopback(arguments.host) and not rules.keys:
         cli.note("(anyone who can reach this machine may use the server; --api-key asks for a key)")
-    if arguments.load_at_start:
-        served.load()
+    if arguments.load_at_start and not served.load():
+        return 1
     logging.basicConfig(stream=sys.stderr, format="%(message)s")
     level = "info" if arguments.log else "warning"
     config = uvicorn.Config(

@@ -90,10 +90,13 @@ class Models:
             raise ApiError(400, f"{name} is no model that {KINDS[kind]}", "model")
         return found
 
-    def load(self) -> None:
-        """Load them all, one after another; raises what the first that fails was told."""
+    def load(self) -> bool:
+        """Load them all, one after another; False once one fails, which the log has."""
         for each in self.served.values():
-            each.worker.submit(lambda model: None).result()
+            each.worker.submit(lambda model: None).exception()
+            if each.worker.state == "failed":
+                return False
+        return True
 
     def close(self, timeout: float) -> None:
         """End the threads, each after the job that it is at."""
@@ -112,13 +115,13 @@ def name_of(path: str) -> str:
 
 
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:
-    from zoo.llama.batch import Batch
     from zoo.llama.loading import load
+    from zoo.serve.slots import Slots
 
-    def batch(params: Any, config: Any, size: int, *where: Any) -> Batch:
-        return Batch(params, config, options.slots, size, *where)
+    def slots(params: Any, config: Any, size: int, *where: Any) -> Slots:
+        return Slots(params, config, options.slots, size, *where)
 
-    llama = load(path, options.device, options.dtype, options.ctx, make=batch)
+    llama = load(path, options.device, options.dtype, options.ctx, make=slots)
     llama.name = name
     return Scheduler(llama, llama.context, options.slots, metrics)
 

@@ -1,6 +1,6 @@
 """Continuous batching: replies join and leave a batch of slots while the others go on.
 
-Sources: Yu et al. 2022 (Orca) for batching by the step; the batch itself is `zoo.llama.batch`.
+Source: Yu et al. 2022 (Orca), for batching by the step.
 """
 
 from __future__ import annotations
@@ -77,6 +77,7 @@ class Scheduler:
     def _enter(self, ticket: Ticket) -> None:
         slot = self.batch.add(ticket.reply.ids)
         self.active[slot] = ticket
+        ticket.reply.stats.reused_tokens = self.batch.reused(slot)
 
     def _leave(self, slot: int) -> None:
         self.batch.free(slot)

@@ -70,7 +70,7 @@ class Worker:
             model = self._load()
         except cli.user_errors() as error:
             # The client is not told: the line may name the server's files.
-            cli.note(f"can't load a model: {cli.describe(error)}")
+            cli.note(f"python -m zoo serve: {cli.describe(error)}")
             message = "the model can't be loaded; the server's log says why"
             future.set_exception(ApiError(503, message, code="model_not_loaded"))
         except BaseException as error:  # noqa: BLE001 - goes to who waits for the job

@@ -39,7 +39,7 @@ def heard(prompt: str) -> str:
 
 
 class FakeBatch:
-    """Stands in for `zoo.llama.batch.Batch`, and fails when it is used in another way than that.
+    """Stands in for `zoo.serve.slots.Slots`, and fails when it is used in another way than that.
 
     `says` makes the reply's text, special tokens among it, of the prompt's.
     """
@@ -63,6 +63,9 @@ class FakeBatch:
         self.pending[slot] = len(ids)
         self.most = max(self.most, len(self.script))
         return slot
+
+    def reused(self, slot: int) -> int:
+        return 0
 
     def step(self) -> dict[int, np.ndarray]:
         self.may_step.wait(10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 
 import numpy as np
@@ -299,14 +300,12 @@ def test_ids_outside_the_vocabulary_are_refused(client):
 
 def test_embeddings_as_numbers_and_as_base64(server, client):
     client.post(CHAT, json=HELLO)  # loads the model
-    server.chats.llama.embed = lambda ids: np.float32([len(ids), 3, 4])
+    server.batch.embed = lambda ids: np.float32([len(ids), 3, 4])
     body = {"input": ["a", "the fox jumps"]}
     plain = client.post(EMBED, json=body).json()
     assert plain["data"][0] == {"object": "embedding", "index": 0, "embedding": [1, 3, 4]}
     assert plain["usage"]["prompt_tokens"] > 2
     packed = client.post(EMBED, json=body | {"encoding_format": "base64"}).json()
-    import base64
-
     raw = base64.b64decode(packed["data"][1]["embedding"])
     np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), plain["data"][1]["embedding"])
     cut = client.post(EMBED, json={"input": "a", "dimensions": 2}).json()["data"][0]["embedding"]

@@ -75,7 +75,11 @@ class Scheduler:
         return bool(self.active or self.waiting)
 
     def _enter(self, ticket: Ticket) -> None:
-        slot = self.batch.add(ticket.reply.ids)
+        try:
+            slot = self.batch.add(ticket.reply.ids)
+        except Exception as error:  # noqa: BLE001 - this reply is told, the others go on
+            ticket.post(Piece(error=error))
+            return
         self.active[slot] = ticket
         ticket.reply.stats.reused_tokens = self.batch.reused(slot)
 

@@ -118,6 +118,20 @@ def test_a_step_that_fails_ends_those_under_way_and_later_ones_go_on():
     assert said(asked[2][1]) == "You said: 2"
 
 
+def test_a_prompt_that_no_slot_takes_is_told_and_the_next_goes_on():
+    chats = scheduler(slots=1)
+    add, chats.batch.add = chats.batch.add, lambda ids: {}[0]
+    bad, failed = ticket(chats, "bad")
+    chats.add(bad)
+    run(chats)
+    assert isinstance(failed[0].error, KeyError)
+    chats.batch.add = add
+    good, pieces = ticket(chats, "good")
+    chats.add(good)
+    run(chats)
+    assert said(pieces) == "You said: good"
+
+
 def test_the_end_of_the_context_ends_a_reply():
     chats = scheduler(size=40)
     one, pieces = ticket(chats, "x" * 20)

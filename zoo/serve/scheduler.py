@@ -81,7 +81,7 @@ class Scheduler:
             ticket.post(Piece(error=error))
             return
         self.active[slot] = ticket
-        ticket.reply.stats.reused_tokens = self.batch.reused(slot)
+        ticket.reply.stats.reused_tokens = self.batch.slots[slot].done
 
     def _leave(self, slot: int) -> None:
         self.batch.free(slot)

@@ -7,6 +7,7 @@ as the steps of each, and a prompt is computed in one step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,23 @@ from zoo.llama import model
 from zoo.llama.context import Context
 
 ROWS = 32  # tokens per call of an embedding
+
+
+@dataclass
+class Slot:
+    """A context, made when it is first needed, and the tokens of who has it; the keys and values
+    of `done` of them were there when it was taken."""
+
+    context: Context | None = None
+    ids: list[int] | None = None
+    done: int = 0
+
+    def common(self, ids: Sequence[int]) -> int:
+        """How many tokens of a prompt the context has, the last left out."""
+        had = [] if self.context is None else self.context.ids
+        pairs = zip(had, ids[:-1])
+        most = min(len(had), len(ids) - 1)
+        return next((n for n, (a, b) in enumerate(pairs) if a != b), most)
 
 
 class Slots:
@@ -33,37 +51,30 @@ class Slots:
         device: str | None = None,
         dtype: str = "f32",
     ) -> None:
-        self.size, self._count = size, slots
+        self.size, self.slots = size, [Slot() for _ in range(slots)]
         self._make = lambda: Context(params, config, size, device, dtype)
-        self._contexts: list[Context] = []  # each is made when it is first needed
-        self._ids: dict[int, list[int]] = {}
         self._params, self._config, self._device, self._dtype = params, config, device, dtype
         self._hidden: Any = None
 
     def add(self, ids: Sequence[int]) -> int:
         """Take the free slot that has the most of a prompt already."""
-        free = [n for n in range(len(self._contexts)) if n not in self._ids]
-        slot = max(free, key=lambda n: self._common(n, ids), default=len(self._contexts))
-        is_new = not free or not self._common(slot, ids)
-        if is_new and len(self._contexts) < self._count:
-            slot = len(self._contexts)
-            self._contexts.append(self._make())
-        self._ids[slot] = list(ids)
-        return slot
-
-    def reused(self, slot: int) -> int:
-        """How many tokens of a prompt that was just added need not be computed."""
-        return self._common(slot, self._ids[slot][:-1])
+        free = [n for n, slot in enumerate(self.slots) if slot.ids is None]
+        best = max(free, key=lambda n: self.slots[n].common(ids))
+        slot = self.slots[best]
+        slot.context = slot.context or self._make()
+        slot.ids, slot.done = list(ids), slot.common(ids)
+        return best
 
     def step(self) -> dict[int, np.ndarray]:
         """The logits after each slot's tokens, (vocab,) float32."""
-        return {n: self._contexts[n].next_logits(ids).copy() for n, ids in self._ids.items()}
+        taken = [(n, slot) for n, slot in enumerate(self.slots) if slot.ids is not None]
+        return {n: slot.context.next_logits(slot.ids).copy() for n, slot in taken}
 
     def feed(self, slot: int, token: int) -> None:
-        self._ids[slot].append(token)
+        self.slots[slot].ids.append(token)
 
     def free(self, slot: int) -> None:
-        del self._ids[slot]
+        self.slots[slot].ids = None
 
     def embed(self, ids: Sequence[int]) -> np.ndarray:
         """The mean of the last layer's normalised states, of length 1: (dim,) float32."""
@@ -85,8 +96,3 @@ class Slots:
             return rms_norm(p.norm, model.extend(p, config, ids, start_pos, cache), config.norm_eps)
 
         return program(states, precision=self._dtype, start_pos=(0, self.size - 1))
-
-    def _common(self, slot: int, ids: Sequence[int]) -> int:
-        had = self._contexts[slot].ids
-        pairs = zip(had, ids)
-        return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(had), len(ids)))

@@ -45,7 +45,8 @@ class FakeBatch:
     """
 
     def __init__(self, slots: int, size: int, says: Says = heard) -> None:
-        self.slots, self.size, self.says = slots, size, says
+        self.slots = [SimpleNamespace(done=0) for _ in range(slots)]
+        self.size, self.says = size, says
         self.script: dict[int, list[int]] = {}
         self.pending: dict[int, int] = {}  # prompt tokens to be computed
         self.waits: set[int] = set()  # slots whose logits were given and whose token was not
@@ -56,16 +57,13 @@ class FakeBatch:
         self.pace = 0.0  # seconds a step
 
     def add(self, ids: list[int]) -> int:
-        slot = next(n for n in range(self.slots) if n not in self.script)
+        slot = next(n for n in range(len(self.slots)) if n not in self.script)
         assert 0 < len(ids) <= self.size
         text = self.says(TOKENIZER.decode(ids))
         self.script[slot] = TOKENIZER.encode(text, special=True)
         self.pending[slot] = len(ids)
         self.most = max(self.most, len(self.script))
         return slot
-
-    def reused(self, slot: int) -> int:
-        return 0
 
     def step(self) -> dict[int, np.ndarray]:
         self.may_step.wait(10)

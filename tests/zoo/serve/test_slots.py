@@ -48,7 +48,7 @@ def test_a_prompt_goes_to_the_slot_that_has_most_of_it(chats):
     run(chats, PROMPTS[:2], max_tokens=2)
     ids = chats.llama.prompt_ids(PROMPTS[1])
     slot = chats.batch.add([*ids, 5])
-    assert chats.batch.reused(slot) == len(ids)
+    assert chats.batch.slots[slot].done == len(ids)
     chats.batch.free(slot)
 
 

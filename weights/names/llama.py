@@ -190,7 +190,8 @@ def _experts(checkpoint: Checkpoint) -> int:
     return min(sum(match is not None for match in found), MOST_EXPERTS)
 
 
-def _family(checkpoint: Checkpoint) -> str:
+def family(checkpoint: Checkpoint) -> str:
+    """What GGUF calls the architecture of a LLaMA."""
     return _FAMILIES.get(checkpoint.architecture, "llama")
 
 
@@ -203,9 +204,9 @@ _ANGLES = (
 
 LAYOUTS = {
     "meta": Layout("meta", identity(_GGUF), _ANGLES),
-    "hf": Layout("hf", lambda c, to_ours: _hf_rows(_family(c), _experts(c)), _ANGLES),
+    "hf": Layout("hf", lambda c, to_ours: _hf_rows(family(c), _experts(c)), _ANGLES),
     "gguf": Layout(
-        "gguf", lambda c, to_ours: _gguf_rows(_family(c), _experts(c) if to_ours else 0), _ANGLES
+        "gguf", lambda c, to_ours: _gguf_rows(family(c), _experts(c) if to_ours else 0), _ANGLES
     ),
 }
 # A key that only this layout has: every LLaMA checkpoint has an embedding.
@@ -227,7 +228,7 @@ def in_layout(ours: Checkpoint, layout: str) -> Checkpoint:
 
 
 def _counts_for(checkpoint: Checkpoint, layout: str) -> dict[str, int]:
-    reordered = layout == "hf" or layout == "gguf" and _family(checkpoint) != "llama"
+    reordered = layout == "hf" or layout == "gguf" and family(checkpoint) != "llama"
     return counts(checkpoint) if reordered else {}
 
 

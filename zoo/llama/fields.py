@@ -19,8 +19,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": _GEMMA | {"post_norms": True},
     "gemma3": _GEMMA | {"post_norms": True, "qk_norm": True},
 }
-# One layer in so many sees all tokens, the last of each group; the others have a window.
-GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}
 LARGEST = 1 << 24  # of any one size: keeps made-up numbers out of the arithmetic
 
 
@@ -53,13 +51,13 @@ def windows(size: int | None, local: Sequence[bool]) -> tuple[int | None, ...]:
 
 
 class Fields:
-    """Values of the metadata by their keys behind `prefix`; WeightError names file and key."""
+    """A checkpoint's values by their keys behind `prefix`; WeightError names file and key."""
 
-    def __init__(self, checkpoint: Checkpoint, prefix: str = "") -> None:
-        self.checkpoint, self.prefix = checkpoint, prefix
+    def __init__(self, checkpoint: Checkpoint, values: Mapping[str, Any], prefix: str = "") -> None:
+        self.checkpoint, self.values, self.prefix = checkpoint, values, prefix
 
     def get(self, key: str, default: Any = None) -> Any:
-        value = self.checkpoint.metadata.get(self.prefix + key)
+        value = self.values.get(self.prefix + key)
         return default if value is None else value
 
     def integer(self, key: str, default: int | None = None) -> int:

@@ -12,11 +12,13 @@ import numpy as np
 
 from weights import Checkpoint
 from zoo.llama import model
-from zoo.llama.fields import FAMILIES, GLOBAL_EVERY, Fields, made, windows
+from zoo.llama.fields import FAMILIES, Fields, made, windows
 from zoo.llama.hf_config import yarn_attention
 from zoo.llama.rope import Scaling
 
 _EMBEDDINGS = ("token_embd.weight", "tok_embeddings.weight", "model.embed_tokens.weight")
+# One layer in so many sees all tokens, the last of each group, where no key says so.
+_GLOBAL_EVERY = {"gemma2": 2, "gemma3": 6}
 _FACTORS = "rope_freqs.weight"
 # The 27B models divide their scores by sqrt(dim / heads), which no key says: by layers.
 _BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
@@ -25,7 +27,7 @@ _BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
 def read(checkpoint: Checkpoint) -> model.Config:
     """The model's sizes and what its family changed; WeightError names file and key."""
     family = checkpoint.architecture
-    fields = Fields(checkpoint, f"{family}.")
+    fields = Fields(checkpoint, checkpoint.metadata, f"{family}.")
     if fields.get("attention.kv_lora_rank"):
         fields.fail("multi-head latent attention (MLA), which is not supported", got=family)
     if family not in FAMILIES:
@@ -73,7 +75,7 @@ def _windows(fields: Fields, family: str, layers: int) -> tuple[int | None, ...]
     pattern = pattern.tolist() if isinstance(pattern, np.ndarray) else pattern
     if isinstance(pattern, list):
         return windows(size, [bool(one) for one in pattern])
-    every = GLOBAL_EVERY.get(family)
+    every = _GLOBAL_EVERY.get(family)
     if pattern is not None:
         every = fields.integer("attention.sliding_window_pattern")
     return windows(size, [every is None or (n + 1) % every != 0 for n in range(layers)])

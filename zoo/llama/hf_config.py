@@ -12,7 +12,7 @@ from typing import Any
 from weights import Checkpoint
 from weights import config as weights_config
 from zoo.llama import model
-from zoo.llama.fields import GLOBAL_EVERY, LARGEST, Fields, made, windows
+from zoo.llama.fields import LARGEST, Fields, made, windows
 from zoo.llama.rope import Scaling
 
 # model_type -> family
@@ -21,28 +21,21 @@ _TYPES = {
     "gemma": "gemma", "gemma2": "gemma2", "gemma3_text": "gemma3",
 }  # fmt: skip
 _GELU = ("gelu_pytorch_tanh", "gelu")  # Gemma's first files say gelu and mean the other
-_THETA = {"mixtral": 1e6, "gemma3_text": 1e6}
-_NO_WINDOW = ("llama", "gemma")  # which have none, even if something says so
 
 
 def read(checkpoint: Checkpoint) -> model.Config:
     """The model's sizes and what its family changed; WeightError names file and key."""
-    fields, config = Fields(checkpoint), checkpoint.metadata
-    kind = checkpoint.architecture
+    config = weights_config.complete(checkpoint.metadata)
+    fields, kind = Fields(checkpoint, config), checkpoint.architecture
     _check_supported(fields, config, kind)
     family, rope = _TYPES[kind], weights_config.rope(config)
     dim, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     layers = fields.integer("num_hidden_layers")
     if layers > len(checkpoint):  # before anything is made for each
         fields.fail("bad 'num_hidden_layers'", f"at most {len(checkpoint)} tensors", layers)
-    everywhere = rope.get("full_attention", rope)  # Gemma 3 has one for each kind of layer
-    everywhere = everywhere if isinstance(everywhere, Mapping) else {}
-    theta = fields.number(
-        "rope_theta", _THETA.get(kind, 1e4), everywhere if "rope_theta" in everywhere else config
-    )
     limit = fields.integer("max_position_embeddings", 2048)
-    scaling = _scaling(fields, everywhere, limit)
-    stretched = 0 if scaling is None or kind == "gemma3_text" else _stretched(scaling, limit)
+    scaling = _scaling(fields, rope, limit)
+    theta = fields.number("rope_theta", 1e4, rope if "rope_theta" in rope else None)
     values: dict[str, Any] = {
         "dim": dim,
         "n_layers": layers,
@@ -53,22 +46,23 @@ def read(checkpoint: Checkpoint) -> model.Config:
         "vocab_size": fields.integer("vocab_size"),
         "norm_eps": fields.number("rms_norm_eps", 1e-6),
         "rope_theta": theta,
-        "max_context": max(limit, stretched),
+        "max_context": int(min(weights_config.stretched(config, limit), LARGEST)),
         "rope_scaling": scaling,
-        "windows": () if kind in _NO_WINDOW else _windows(fields, kind, layers),
+        "windows": windows(
+            fields.window("sliding_window"), weights_config.local_layers(config, layers)
+        ),
     }
     if kind == "mixtral":
-        values["n_experts"] = fields.integer("num_local_experts", 8)
-        values["n_chosen"] = fields.integer("num_experts_per_tok", 2)
+        values["n_experts"] = fields.integer("num_local_experts")
+        values["n_chosen"] = fields.integer("num_experts_per_tok")
     if kind in ("gemma2", "gemma3_text"):
-        values["attention_scale"] = 1 / math.sqrt(fields.number("query_pre_attn_scalar", 256))
+        values["attention_scale"] = 1 / math.sqrt(fields.number("query_pre_attn_scalar"))
         values["attention_cap"] = fields.optional("attn_logit_softcapping")
         values["logit_cap"] = fields.optional("final_logit_softcapping")
     if kind == "gemma3_text":
-        local = rope.get("sliding_attention")
-        local = local if isinstance(local, Mapping) else {}
-        old = fields.optional("rope_local_base_freq") or 1e4
-        values["local_theta"] = fields.number("rope_theta", old, local)
+        local = weights_config.rope(config, "sliding_attention")
+        old = fields.number("rope_local_base_freq")
+        values["local_theta"] = old if local is rope else fields.number("rope_theta", old, local)
     return made(fields, family, values)
 
 
@@ -89,22 +83,6 @@ def _check_supported(fields: Fields, config: Mapping[str, Any], kind: object) ->
         fields.fail("attention in both directions, which is not supported")
     if config.get("partial_rotary_factor") not in (None, 1, 1.0):
         fields.fail("heads that are rotated in part, which are not supported")
-
-
-def _windows(fields: Fields, kind: str, layers: int) -> tuple[int | None, ...]:
-    if kind.startswith("qwen") and not fields.get("use_sliding_window"):
-        return ()
-    size, types = fields.window("sliding_window"), fields.get("layer_types")
-    if isinstance(types, list):
-        return windows(size, [kind == "sliding_attention" for kind in types])
-    if kind.startswith("qwen"):
-        full = fields.get("max_window_layers", 28)
-        return windows(size, [type(full) is int and n >= full for n in range(layers)])
-    every = GLOBAL_EVERY.get(kind.removesuffix("_text"))
-    if every is None:
-        return windows(size, [True] * layers)
-    every = fields.integer("sliding_window_pattern", every)
-    return windows(size, [(n + 1) % every != 0 for n in range(layers)])
 
 
 def _scaling(fields: Fields, rope: Mapping[str, Any], limit: int) -> Scaling | None:
@@ -158,13 +136,3 @@ def _yarn_attention(fields: Fields, rope: Mapping[str, Any], factor: float) -> f
 def yarn_attention(factor: float, weight: float = 1.0) -> float:
     """By what YaRN multiplies cosines and sines, Peng et al. 2023, equation 22."""
     return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
-
-
-def _stretched(scaling: Scaling, limit: int) -> int:
-    """The context, in tokens, that a scaling was made for; 0 where `limit` already is that."""
-    match scaling.kind:
-        case "linear" | "dynamic":
-            return int(min(limit * scaling.factor, LARGEST))
-        case "yarn":
-            return int(min(scaling.original * scaling.factor, LARGEST))
-    return 0

@@ -4,8 +4,7 @@ Papers: Touvron et al. 2023 (LLaMA, Llama 2), Ainslie et al. 2023 (grouped queri
 (SwiGLU), Su et al. 2021 (RoPE). Names are Meta's checkpoint keys. What its family changed since is
 in Config: Jiang et al. 2023 and 2024 (Mistral's window, Mixtral's experts), Yang et al. 2024 and
 2025 (Qwen), Gemma Team 2024 and 2025.
-Axes: T new tokens, S tokens so far with the new ones, H query heads, K key heads, D head size,
-E experts.
+Axes: T new tokens, H query heads, K key heads, D head size, E experts.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from typing import Any
 
 from engine import Tensor, dtype
 from engine.functional import (
-    attention,
-    causal_mask,
     embedding,
     gelu,
     linear,
@@ -26,10 +23,10 @@ from engine.functional import (
     soft_cap,
     softmax,
 )
-from engine.symbolic import Int
 from zoo.llama import rope as rotary
 
 Params = Any  # a tree over the checkpoint: weights.Params
+Span = Any  # where the new tokens are, and what they see: see zoo.llama.cache
 
 
 @dataclass(frozen=True)
@@ -59,35 +56,6 @@ class Config:
     attention_scale: float | None = None  # None: 1 / sqrt(head_dim)
     attention_cap: float | None = None  # Gemma 2: soft limits of scores and logits
     logit_cap: float | None = None
-
-
-@dataclass
-class Cache:
-    """Keys and values of the tokens so far, and the rotary tables: one entry per layer in each."""
-
-    k: list[Tensor]  # (K, context, D)
-    v: list[Tensor]  # (K, context, D)
-    rope: list[Tensor]  # (2, context, D / 2): cosines, sines
-
-
-def init_cache(
-    config: Config, context: int, device: str | None = None, kind: dtype.DType = dtype.float32
-) -> Cache:
-    """Room for `context` tokens, all zero; keys and values are kept in the type `kind`."""
-    heads, d = config.n_kv_heads, config.head_dim
-
-    def empty(*shape: int) -> list[Tensor]:
-        zeros = Tensor.zeros(*shape, dtype=kind, device=device)
-        return [zeros.contiguous() for _ in range(config.n_layers)]
-
-    k, v = empty(heads, context, d), empty(heads, context, d)
-    k[0].realize(*k[1:], *v)
-    table = rotary.table(context, d, config.rope_theta, config.rope_scaling)
-    ropes = [Tensor.from_numpy(table, device=device)] * config.n_layers
-    if config.local_theta is not None:
-        local = Tensor.from_numpy(rotary.table(context, d, config.local_theta), device=device)
-        ropes = [local if window else full for full, window in zip(ropes, config.windows)]
-    return Cache(k, v, ropes)
 
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -123,26 +91,19 @@ def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def attend(p: Params, x: Tensor, config: Config, start: Int, cache: Cache, layer: int) -> Tensor:
-    """Self-attention of the T new tokens, at positions start …, to all S = start + T."""
+def attend(p: Params, x: Tensor, config: Config, span: Span, layer: int) -> Tensor:
+    """Self-attention of the T new tokens to all those that they see."""
     t, d = x.shape[0], config.head_dim
     q = linear(p.wq, x).reshape(t, config.n_heads, d).permute(1, 0, 2)  # (H, T, D)
     k = linear(p.wk, x).reshape(t, config.n_kv_heads, d).permute(1, 0, 2)  # (K, T, D)
     v = linear(p.wv, x).reshape(t, config.n_kv_heads, d).permute(1, 0, 2)  # (K, T, D)
     if config.qk_norm:
         q, k = rms_norm(p.q_norm, q, config.norm_eps), rms_norm(p.k_norm, k, config.norm_eps)
-    cos, sin = (cache.rope[layer][part, start : start + t] for part in (0, 1))  # (T, D/2)
-    keys, values = cache.k[layer], cache.v[layer]
-    keys[:, start : start + t] = rope(k, cos, sin)
-    values[:, start : start + t] = v
-    out = attention(
-        rope(q, cos, sin),
-        keys[:, : start + t],
-        values[:, : start + t],
-        causal_mask(t, start + t, start, config.windows[layer] if config.windows else None),
-        config.attention_scale,
-        config.attention_cap,
-    )
+    cos, sin = span.angles(layer, t)  # (T, D/2)
+    span.write(layer, rope(k, cos, sin), v)
+    window = config.windows[layer] if config.windows else None
+    scale, cap = config.attention_scale, config.attention_cap
+    out = span.attend(layer, rope(q, cos, sin), window, scale, cap)
     return linear(p.wo, out.permute(1, 0, 2).reshape(t, config.n_heads * d))
 
 
@@ -174,23 +135,23 @@ def mixture(p: Params, x: Tensor, config: Config) -> Tensor:
     return (out * share.transpose().unsqueeze(-1)).sum(0)
 
 
-def extend(p: Params, config: Config, ids: Tensor, start: Int, cache: Cache) -> Tensor:
-    """(T, dim): T new tokens, at positions start …, after all blocks; writes keys and values."""
+def extend(p: Params, config: Config, ids: Tensor, span: Span) -> Tensor:
+    """(T, dim): T new tokens after all blocks; writes their keys and values."""
     eps = config.norm_eps
     x = embedding(p.tok_embeddings, ids)  # (T, dim)
     if config.embedding_scale != 1:
         x = x * config.embedding_scale
     for n, block in enumerate(p.layers):
         h = rms_norm(block.attention_norm, x, eps)
-        h = attend(block.attention, h, config, start, cache, n)
+        h = attend(block.attention, h, config, span, n)
         x = x + (rms_norm(block.attention_post_norm, h, eps) if config.post_norms else h)
         h = feed_forward(block.feed_forward, rms_norm(block.ffn_norm, x, eps), config)
         x = x + (rms_norm(block.ffn_post_norm, h, eps) if config.post_norms else h)
     return x
 
 
-def forward(p: Params, config: Config, ids: Tensor, start: Int, cache: Cache) -> Tensor:
-    """Logits (T, vocab) of T new tokens at positions start …; writes their keys and values."""
-    x = rms_norm(p.norm, extend(p, config, ids, start, cache), config.norm_eps)
+def forward(p: Params, config: Config, ids: Tensor, span: Span) -> Tensor:
+    """Logits (T, vocab) of T new tokens; writes their keys and values."""
+    x = rms_norm(p.norm, extend(p, config, ids, span), config.norm_eps)
     logits = linear(p.output if "output" in p else p.tok_embeddings, x).cast(dtype.float32)
     return logits if config.logit_cap is None else soft_cap(logits, config.logit_cap)

@@ -81,3 +81,51 @@ class Span:
 
     def _rows(self) -> slice:
         return slice(self.slot * self.cache.heads, (self.slot + 1) * self.cache.heads)
+
+
+@dataclass(frozen=True)
+class Step:
+    """T new tokens, each of another sequence: at positions[i] of slots[i], int32 (T,) each.
+
+    `length`: S, tokens of the longest of the sequences, the new one included.
+    """
+
+    cache: Cache
+    slots: Tensor
+    positions: Tensor
+    length: Int
+
+    def angles(self, layer: int, count: Int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of the T positions, (T, D / 2) each."""
+        table = self.cache.rope[layer]
+        return table[0][self.positions], table[1][self.positions]
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Keep keys and values, (K, T, D), of the new tokens."""
+        heads, count, d = k.shape
+        size = self.cache.k[layer].shape[1]
+        places = (self._rows() * size + self.positions.unsqueeze(-1)).reshape(count * heads)
+        for kept, new in ((self.cache.k[layer], k), (self.cache.v[layer], v)):
+            kept.put(places, new.permute(1, 0, 2).reshape(count * heads, d))
+
+    def attend(
+        self, layer: int, q: Tensor, window: int | None, scale: float | None, cap: float | None
+    ) -> Tensor:
+        """(H, T, D): what queries (H, T, D) find among the tokens of their sequences."""
+        heads, count, d = q.shape
+        rows = self._rows().reshape(count * self.cache.heads)
+        k, v = (x[layer][:, : self.length][rows] for x in (self.cache.k, self.cache.v))
+        seen = self.positions.reshape(count, 1).expand(count, self.cache.heads)
+        seen = seen.reshape(count * self.cache.heads, 1, 1, 1)
+        at = Tensor.arange(self.length).reshape(1, 1, 1, self.length)
+        mask = at < seen + 1
+        if window is not None:
+            mask = mask & (seen - at < window)
+        queries = q.permute(1, 0, 2).reshape(count * heads, 1, d)
+        found = attention(queries, k, v, mask, scale, cap)
+        return found.reshape(count, heads, d).permute(1, 0, 2)
+
+    def _rows(self) -> Tensor:
+        """(T, K): rows of the cache."""
+        heads = self.cache.heads
+        return self.slots.unsqueeze(-1) * heads + Tensor.arange(heads)

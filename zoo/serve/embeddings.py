@@ -55,7 +55,7 @@ async def _vectors(model: Served, inputs: list[str | list[int]]) -> tuple[list[n
         _, prompts = await prepared(model, encoded)
         vectors = []
         for ids in prompts:
-            vectors.append(await model.run(lambda scheduler, ids=ids: scheduler.batch.embed(ids)))
+            vectors.append(await model.run(lambda scheduler, ids=ids: scheduler.embed(ids)))
         return vectors, sum(map(len, prompts))
 
 

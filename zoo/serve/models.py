@@ -115,15 +115,19 @@ def name_of(path: str) -> str:
 
 
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:
+    from zoo.llama.batch import Batch
     from zoo.llama.loading import load
-    from zoo.serve.slots import Slots
+    from zoo.serve.embedder import Embedder
 
-    def slots(params: Any, config: Any, size: int, *where: Any) -> Slots:
-        return Slots(params, config, options.slots, size, *where)
+    embedders = []
 
-    llama = load(path, options.device, options.dtype, options.ctx, make=slots)
+    def batch(params: Any, config: Any, size: int, *where: Any) -> Batch:
+        embedders.append(Embedder(params, config, size, *where))
+        return Batch(params, config, options.slots, size, *where)
+
+    llama = load(path, options.device, options.dtype, options.ctx, make=batch)
     llama.name = name
-    return Scheduler(llama, llama.context, options.slots, metrics)
+    return Scheduler(llama, llama.context, embedders[0], metrics)
 
 
 def _speech(path: str, name: str, options: Options, metrics: Metrics) -> Any:

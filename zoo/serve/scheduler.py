@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from zoo.errors import UserError
 from zoo.serve.metrics import Metrics
 
 if TYPE_CHECKING:
+    from zoo.llama.batch import Batch
     from zoo.llama.generate import Llama
     from zoo.llama.reply import Reply
     from zoo.llama.sampling import TokenLogprobs
@@ -51,8 +52,10 @@ class Scheduler:
     """The chats of one model. It belongs to the thread of the model's worker, which calls `add`
     for each that comes and `step` as long as that says that there is more to do."""
 
-    def __init__(self, llama: Llama, batch: Any, slots: int, metrics: Metrics) -> None:
-        self.llama, self.batch, self.slots, self.metrics = llama, batch, slots, metrics
+    def __init__(
+        self, llama: Llama, batch: Batch, embed: Callable[[list[int]], np.ndarray], metrics: Metrics
+    ) -> None:
+        self.llama, self.batch, self.embed, self.metrics = llama, batch, embed, metrics
         self.waiting: deque[Ticket] = deque()
         self.active: dict[int, Ticket] = {}  # by slot
 
@@ -65,7 +68,7 @@ class Scheduler:
         (or a piece of a prompt to the cache); whether there is more to do."""
         for slot in [slot for slot, ticket in self.active.items() if ticket.cancelled]:
             self._leave(slot)
-        while self.waiting and len(self.active) < self.slots:
+        while self.waiting and len(self.active) < len(self.batch.slots):
             ticket = self.waiting.popleft()
             if not ticket.cancelled:
                 self._enter(ticket)

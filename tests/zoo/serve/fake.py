@@ -39,7 +39,7 @@ def heard(prompt: str) -> str:
 
 
 class FakeBatch:
-    """Stands in for `zoo.serve.slots.Slots`, and fails when it is used in another way than that.
+    """Stands in for `zoo.llama.batch.Batch`, and fails when it is used in another way than that.
 
     `says` makes the reply's text, special tokens among it, of the prompt's.
     """
@@ -102,7 +102,9 @@ def scheduler(
     """A scheduler on a fake batch; the model is called tiny."""
     config = SimpleNamespace(vocab_size=TOKENIZER.vocab_size, max_context=size)
     llama = Llama(config, TOKENIZER, FakeBatch(slots, size, says), "tiny")
-    return Scheduler(llama, llama.context, slots, metrics or Metrics())
+    return Scheduler(
+        llama, llama.context, lambda ids: np.float32([len(ids), 3, 4]), metrics or Metrics()
+    )
 
 
 class Server:

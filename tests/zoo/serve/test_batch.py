@@ -1,4 +1,4 @@
-"""Slots on a real small model: each reply is what a context of its own would give."""
+"""A batch of a real small model: each reply is what a context of its own would give."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_prompt_goes_to_the_slot_that_has_most_of_it(chats):
 
 
 def test_an_embedding_is_the_mean_of_the_normalised_states(chats):
-    one = chats.batch.embed(list(range(2, 70)))
+    one = chats.embed(list(range(2, 70)))
     assert one.shape == (24,) and np.linalg.norm(one) == pytest.approx(1, abs=1e-6)
-    np.testing.assert_array_equal(chats.batch.embed(list(range(2, 70))), one)
+    np.testing.assert_array_equal(chats.embed(list(range(2, 70))), one)
     # a prefix has the same states as in the longer text: means are put together of parts
-    first, second = (chats.batch.embed(list(range(2, n))) for n in (34, 35))
+    first, second = (chats.embed(list(range(2, n))) for n in (34, 35))
     assert 0.9 < float(first @ second) < 1

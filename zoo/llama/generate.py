@@ -132,6 +132,7 @@ class Llama:
         return None if regex is None else self.constraints.regex(regex)
 
     def prompt_ids(self, prompt: str) -> list[int]:
+        """A raw prompt as ids, with its special tokens."""
         tokenizer = self.tokenizer
         ids = tokenizer.encode(prompt, special=True, add_bos=tokenizer.add_bos)
         # The empty prompt: any text at all, as the model would begin it.

@@ -113,7 +113,9 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
     resampler, kind = None, None
     try:
-        with av.open(file, "r", metadata_errors="ignore") as container:
+        # A list of files (ffconcat, m3u8, sdp) could name any file or address: none is opened.
+        alone = {"protocol_whitelist": "none"}
+        with av.open(file, "r", metadata_errors="ignore", options=alone) as container:
             for frame in chain(_frames(container, name), [None]):  # None: what is on its way
                 now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
                 out = resampler.resample(None) if resampler and now != kind else []

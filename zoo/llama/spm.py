@@ -12,6 +12,7 @@ from weights.hf_vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 SPACE = "\u2581"  # what a space is written as inside a piece
 
+_NEVER = "\ufdd0"  # one of Unicode's noncharacters, which no text has
 _BPE = 2  # TrainerSpec.ModelType
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
@@ -64,8 +65,8 @@ def model_proto(
     """The pieces as a serialised ModelProto: BPE, no normalisation."""
     body, seen = [], set()
     for i, (piece, score, kind) in enumerate(zip(pieces, scores, types)):
-        if not piece or piece in seen:  # the library refuses what it could never produce
-            piece, kind = f"\0{i}", UNUSED
+        if not piece or piece in seen or "\0" in piece:  # the library refuses these
+            piece, kind = f"{_NEVER}{i}", UNUSED
         seen.add(piece)
         if i == unknown_id:
             kind = UNKNOWN

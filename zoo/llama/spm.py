@@ -20,7 +20,8 @@ _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 class SentencePieceEncoder:
     """Text -> ids; the merge of highest score first, unknown characters as bytes.
 
-    `space_prefix` puts a space before text that begins, or that follows a special token.
+    `space_prefix` puts a space before text that begins, or that follows a special token;
+    not before another space if `unless_spaced`.
     """
 
     def __init__(
@@ -30,10 +31,11 @@ class SentencePieceEncoder:
         types: Sequence[int],
         unknown_id: int,
         space_prefix: bool = True,
+        unless_spaced: bool = False,
     ) -> None:
         import sentencepiece
 
-        self.space_prefix = space_prefix
+        self.space_prefix, self.unless_spaced = space_prefix, unless_spaced
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model_proto(pieces, scores, types, unknown_id))
 
@@ -41,7 +43,8 @@ class SentencePieceEncoder:
         """Token ids of `text`, which begins or follows a special token if `after_special`."""
         if not text:
             return []
-        prefix = " " if self.space_prefix and after_special else ""
+        spaced = self.unless_spaced and text[0] in (" ", SPACE)
+        prefix = " " if self.space_prefix and after_special and not spaced else ""
         return self._processor.EncodeAsIds(prefix + text)
 
 

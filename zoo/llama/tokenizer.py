@@ -104,6 +104,10 @@ class Tokenizer:
             ids.insert(0, bos)
         return ids
 
+    def encode_on(self, text: str) -> list[int]:
+        """Token ids of plain text that goes on where other text ended; no special token is read."""
+        return self._encoder.encode(scrub(text), after_special=False) if text else []
+
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
         """The text of `ids`; `special` says whether control tokens are spelt out or left out.
 

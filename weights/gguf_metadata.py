@@ -96,6 +96,8 @@ def vocabulary(v: Vocabulary, rows: int, checkpoint: Checkpoint) -> dict[str, An
         out |= {"pre": _pre(v, checkpoint), "merges": v.merges}
     else:
         out |= {"pre": "default", "add_space_prefix": v.prefix}
+        for text, i in v.added.items():
+            tokens[i] = text  # runs of spaces are spelt as such, in llama.cpp too
         out["scores"] = np.array([*v.scores, *[-1e4 for _ in missing]], "<f4")
     out |= {"tokens": tokens, "token_type": np.array(types, "<i4"), "add_bos_token": v.add_bos}
     ids = {"bos_token_id": v.bos, "eos_token_id": v.eos, "unknown_token_id": v.unknown}

@@ -123,7 +123,9 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
         return frame.sample_rate, frame.layout.name, frame.format.name
 
     try:
-        with av.open(file, "r", metadata_errors="ignore") as container:
+        # A list of files (ffconcat, m3u8, sdp) could name any file or address: none is opened.
+        alone = {"protocol_whitelist": "none"}
+        with av.open(file, "r", metadata_errors="ignore", options=alone) as container:
             for _, alike in groupby(_frames(container, name), kind):
                 resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
                 for frame in chain(alike, [None]):  # None: what is on its way

@@ -159,7 +159,8 @@ def test_every_flag_reaches_the_model(loader, monkeypatch) -> None:
     for name, value in {**EVERY, "prompt": "a cat", "tiled": True}.items():
         assert getattr(chosen[0], name) == value, name
     args, options = loader.asked[0]
-    assert args == ("m", "reference", "f32", True)
+    assert args == ("m",)
+    assert [options[name] for name in ("device", "dtype", "tune")] == ["reference", "f32", True]
     assert options == {
         "loras": [("a.safetensors", 1.0), ("b", 0.5)],
         "embeddings": ["e.pt"],

@@ -311,11 +311,11 @@ WRONG = [
     ({"height": 8}, "from 64 to 8192"),
     ({"steps": 0}, "steps must be from 1"),
     ({"steps": 2.5}, "steps must be a whole number"),
-    ({"steps": "20"}, "steps must be a number, got '20'"),
-    ({"steps": None}, "steps must be a number"),
-    ({"batch": True}, "batch must be a number"),
+    ({"steps": "20"}, "steps must be a whole number, got '20'"),
+    ({"steps": None}, "steps must be a whole number"),
+    ({"batch": True}, "batch must be a whole number"),
     ({"cfg_scale": float("nan")}, "cfg_scale must be from 0"),
-    ({"seed": float("inf")}, "seed must be from 0"),
+    ({"seed": float("inf")}, "seed must be a whole number"),
     ({"seed": -1}, "seed must be from 0"),
     ({"sampler": "Eular"}, "unknown sampler 'Eular'; there are DDIM, PLMS"),
     ({"sampler": 3}, "sampler must be a text"),
@@ -327,7 +327,7 @@ WRONG = [
     ({"strength": 1.5}, "strength must be from 0 to 1"),
     ({"strength": 0.5}, "strength is for img2img"),
     ({"width": 4096, "height": 64, "hires_scale": 3}, "more than 8192"),
-    ({"hight": 64}, "unknown option: hight"),
+    ({"hight": 64}, "unknown option of txt2img, img2img or inpaint: hight"),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Commands: chat, complete and bench."""
+"""Commands: chat, complete, embed, perplexity and bench."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _EXAMPLES = f"""examples:
   {PROG} chat < question.txt           the whole of stdin is one prompt
   {PROG} complete "Once upon a time" --max-tokens 100
   {PROG} complete < story.txt          continues what stdin says
+  {PROG} embed "A text" "Another" -o vectors.npy
+  {PROG} perplexity book.txt --ctx 512
   {PROG} bench --prompt-tokens 512 --gen-tokens 128 --json
 """
 
@@ -48,17 +50,44 @@ def parser() -> cli.Parser:
     for each in (chat, complete):
         flags.add_sampling(each)
         cli.add_model_flags(each, DEFAULT_MODEL)
-    bench = _command(commands, "bench", "measure prompt and reply speed", _bench)
-    rows = (
-        ("--prompt-tokens", 512, "length of the random prompt (default: %(default)s)"),
-        ("--gen-tokens", 128, "tokens to make after it (default: %(default)s)"),
-        ("--ctx", None, flags.CTX_HELP),
+    _add_embed(_command(commands, "embed", "make vectors of texts", _embed))
+    _add_perplexity(
+        _command(commands, "perplexity", "measure how well the model foretells a text", _perplexity)
     )
-    for flag, default, text in rows:
-        bench.add_argument(flag, type=cli.integer(1), default=default, metavar="N", help=text)
+    _add_bench(_command(commands, "bench", "measure prompt and reply speed", _bench))
+    return top
+
+
+def _add_embed(embed: cli.Parser) -> None:
+    text = "the texts, each in quotes; `-`, or piped stdin without any, is one text"
+    embed.add_argument("texts", nargs="*", metavar="TEXT", help=text)
+    embed.add_argument("--ctx", type=cli.integer(1), metavar="N", help=flags.CTX_HELP)
+    npy = "write an array (texts, size) of float32 instead of a line of JSON per text"
+    embed.add_argument("-o", "--output", metavar="FILE.npy", help=npy)
+    cli.add_model_flags(embed, DEFAULT_MODEL, seed=argparse.SUPPRESS)
+
+
+def _add_perplexity(perplexity: cli.Parser) -> None:
+    perplexity.add_argument("file", metavar="FILE", help="a text, UTF-8; `-` reads stdin")
+    ctx = "tokens of a window, of which the second half is scored (default: 512)"
+    perplexity.add_argument("--ctx", type=cli.integer(2), metavar="N", help=ctx)
+    stride = "let windows overlap, N tokens on each time, and score what is new in each"
+    perplexity.add_argument("--stride", type=cli.integer(1), metavar="N", help=stride)
+    perplexity.add_argument("--json", action="store_true", help="one JSON line instead of text")
+    cli.add_model_flags(perplexity, DEFAULT_MODEL, seed=argparse.SUPPRESS)
+
+
+def _add_bench(bench: cli.Parser) -> None:
+    rows = (
+        (("--prompt-tokens", "-p"), 512, "length of the random prompt (default: %(default)s)"),
+        (("--gen-tokens", "-n"), 128, "tokens to make after it (default: %(default)s)"),
+        (("--repetitions", "-r"), 5, "times that each is measured (default: %(default)s)"),
+        (("--ctx",), None, flags.CTX_HELP),
+    )
+    for names, default, text in rows:
+        bench.add_argument(*names, type=cli.integer(1), default=default, metavar="N", help=text)
     bench.add_argument("--json", action="store_true", help="one JSON line instead of text")
     cli.add_model_flags(bench, DEFAULT_MODEL, seed="which random prompt to take (default: 0)")
-    return top
 
 
 def _command(commands, name: str, what: str, run) -> cli.Parser:
@@ -68,7 +97,7 @@ def _command(commands, name: str, what: str, run) -> cli.Parser:
         help=what,
         description=what,
         epilog=_EXAMPLES,
-        takes_text=name != "bench",
+        takes_text=name in ("chat", "complete"),
     )
     command.set_defaults(run=run)
     return command
@@ -124,6 +153,46 @@ def _output(arguments: argparse.Namespace, text: Output) -> Output:
     return Events() if arguments.json else text
 
 
+def _embed(arguments: argparse.Namespace) -> None:
+    import json
+
+    import numpy as np
+
+    from zoo.llama.embedder import Embedder
+
+    if not arguments.texts and sys.stdin.isatty():
+        _usage(arguments, "no TEXT, and no text piped into stdin")
+    texts = [_stdin() if text == "-" else text for text in arguments.texts or ["-"]]
+    model = _load(arguments, make=Embedder)  # nothing is generated, so no other cache is made
+    vectors = [model.embed(text) for text in texts]
+    if arguments.output is not None:
+        with open(arguments.output, "wb") as file:  # np.save would add an ending to a bare name
+            np.save(file, np.stack(vectors))
+        return
+    for text, vector in zip(texts, vectors):
+        print(json.dumps({"text": text, "embedding": [round(float(x), 8) for x in vector]}))
+
+
+def _perplexity(arguments: argparse.Namespace) -> None:
+    import json
+    from pathlib import Path
+
+    from tqdm import tqdm
+
+    from zoo.llama.perplexity import measure
+
+    name = arguments.file
+    raw = sys.stdin.buffer.read() if name == "-" else Path(name).expanduser().read_bytes()
+    model = _load(arguments)
+
+    def shown(windows):
+        return tqdm(windows, "windows", file=sys.stderr, leave=False, disable=None)
+
+    text = raw.decode("utf-8", "replace")
+    found = measure(model, text, arguments.ctx, arguments.stride, shown)
+    print(json.dumps(found.json()) if arguments.json else found)
+
+
 def _bench(arguments: argparse.Namespace) -> None:
     from zoo.llama.benchmark import measure
 
@@ -131,6 +200,7 @@ def _bench(arguments: argparse.Namespace) -> None:
         arguments.model,
         prompt_tokens=arguments.prompt_tokens,
         gen_tokens=arguments.gen_tokens,
+        repetitions=arguments.repetitions,
         device=arguments.device,
         dtype=arguments.dtype,
         ctx=arguments.ctx,
@@ -140,10 +210,10 @@ def _bench(arguments: argparse.Namespace) -> None:
     print(result.json() if arguments.json else result.text())
 
 
-def _load(arguments: argparse.Namespace):
+def _load(arguments: argparse.Namespace, **more):
     from zoo.llama.loading import load
 
-    return cli.load(load, arguments, ctx=arguments.ctx)
+    return cli.load(load, arguments, ctx=arguments.ctx, **more)
 
 
 def _stdin() -> str:

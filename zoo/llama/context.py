@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
@@ -84,15 +84,17 @@ class Context:
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every one of `ids`, (len(ids), vocab) float32; nothing is reused."""
+        return np.concatenate(list(self.each_logits(ids)))
+
+    def each_logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """The same in parts of (at most 32, vocab), as they are computed."""
         self._keep(ids, 0)
-        rows = []
         for at in range(0, len(ids), SCORED):
             part = list(ids[at : at + SCORED])
             # The padding leaves rows in the cache that are overwritten before they are attended.
             out = self._forward(self._tensor(part + [0] * (SCORED - len(part))), start_pos=at)
-            rows.append(np.array(out.numpy()[: len(part)]))
-        self.ids += ids
-        return np.concatenate(rows)
+            self.ids += part
+            yield np.array(out.numpy()[: len(part)])
 
     def rehearse(self) -> None:
         """Run every program once, on prompts of usual lengths, and forget them."""

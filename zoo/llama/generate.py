@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,11 @@ class Llama:
         tokenizer: Tokenizer,
         context: Context,
         name: str = "model",
+        embedder: Callable[[list[int]], np.ndarray] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.context, self.name = config, tokenizer, context, name
         self.template = ChatTemplate(tokenizer)
+        self._embedder = embedder
 
     @property
     def ctx(self) -> int:
@@ -63,6 +65,21 @@ class Llama:
         UserError for ids outside the vocabulary, none at all, or more than the context holds.
         """
         return self.context.all_logits(self._checked(ids))
+
+    def each_logits(self, ids: Sequence[int]) -> Iterator[np.ndarray]:
+        """The same in parts, so that a long text's need not be held all at once."""
+        return self.context.each_logits(self._checked(ids))
+
+    def embed(self, text: str | Sequence[int]) -> np.ndarray:
+        """A text, or its ids, as a vector of length 1: (dim,) float32.
+
+        It is the mean over the tokens of the last layer's normalised states. UserError when the
+        text is empty or longer than the context.
+        """
+        if self._embedder is None:
+            raise UserError(f"{self.name} was loaded without what makes embeddings")
+        ids = self.prompt_ids(text) if isinstance(text, str) else text
+        return self._embedder(self._checked(ids))
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """Continue a raw prompt; iterate over the result for the text.

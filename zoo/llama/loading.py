@@ -14,6 +14,7 @@ from zoo import cli
 from zoo.errors import UsageError
 from zoo.llama import gguf_config, gguf_tokenizer, hf_config, hf_tokenizer, model
 from zoo.llama.context import Context
+from zoo.llama.embedder import Embedder
 from zoo.llama.generate import Llama
 from zoo.llama.tokenizer import Tokenizer
 
@@ -56,11 +57,12 @@ def load(
         problem = "more tokens in the vocabulary than rows in the embedding"
         raise WeightError(problem, file=checkpoint.path, expected=expected, got=got)
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
-    context = make(Params(tensors), config, size, device, dtype)
+    given = Params(tensors), config, size, device, dtype
+    context = make(*given)
     if tune:
         with cli.tuning(device):
             context.rehearse()
-    return Llama(config, tokenizer, context, checkpoint.path.name)
+    return Llama(config, tokenizer, context, checkpoint.path.name, Embedder(*given))
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

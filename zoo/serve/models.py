@@ -117,17 +117,13 @@ def name_of(path: str) -> str:
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:
     from zoo.llama.batch import Batch
     from zoo.llama.loading import load
-    from zoo.serve.embedder import Embedder
-
-    embedders = []
 
     def batch(params: Any, config: Any, size: int, *where: Any) -> Batch:
-        embedders.append(Embedder(params, config, size, *where))
         return Batch(params, config, options.slots, size, *where)
 
     llama = load(path, options.device, options.dtype, options.ctx, make=batch)
     llama.name = name
-    return Scheduler(llama, llama.context, embedders[0], metrics)
+    return Scheduler(llama, llama.context, llama.embed, metrics)
 
 
 def _speech(path: str, name: str, options: Options, metrics: Metrics) -> Any:

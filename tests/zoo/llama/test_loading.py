@@ -225,6 +225,19 @@ def test_benchmark_longer_than_the_context_or_the_model(tmp_path, tokens, told):
         measure(path, tokens, 10, device="reference", ctx=100)
 
 
+def test_benchmark_speaks_of_llama_benchs_tests(tmp_path):
+    path = str(tiny.write_gguf(tmp_path / "tiny.gguf"))
+    found = measure(path, 20, 3, device="reference", ctx=100, repetitions=3)
+    assert [each.test for each in found.tests] == ["pp20", "tg3 @ d20"]
+    data = json.loads(found.json())
+    for each, key in zip(data["tests"], ("prefill_tokens_per_s", "decode_tokens_per_s")):
+        samples = each["samples_ts"]
+        assert len(samples) == 3 and data[key] == each["avg_ts"]
+        assert each["avg_ts"] == pytest.approx(np.mean(samples), rel=1e-3)  # rounded to 4 places
+        assert each["stddev_ts"] == pytest.approx(np.std(samples, ddof=1), rel=1e-2, abs=1e-3)
+        assert f"{each['test']} " in found.text() and " ± " in found.text()
+
+
 def test_complete_continues_piped_text(tmp_path):
     path = str(tiny.write_gguf(tmp_path / "tiny.gguf"))
     command = [sys.executable, "-m", "zoo.llama", "complete", "--model", path, "--max-tokens", "4"]

@@ -27,6 +27,7 @@ class Embedder:
         device: str | None = None,
         dtype: str = "f32",
     ) -> None:
+        self.size = size
         self._given = params, config, size, device, dtype
         self._config, self._device = config, device
         self._states: Any = None

@@ -77,14 +77,14 @@ class Whisper:
         parts = []
         for first in range(0, len(ids), _SCORED):
             places = [min(first + n, len(ids) - 1) for n in range(_SCORED)]
-            parts.append(np.array(rows.prompt([ids], places)[0]))
+            parts.append(np.array(rows.prompt(0, ids, places)))
         return np.concatenate(parts)[: len(ids)]
 
     def detect_language(self, mel: np.ndarray) -> dict[str, float]:
         """The probability of each language of one window, by code; only a multilingual model."""
         if not self.tokenizer.multilingual:
             raise UsageError(f"{self.name} knows English only, so it can't tell languages")
-        return decoding.detect_language(self._listening(mel), self.tokenizer)[0]
+        return decoding.detect_language(self._listening(mel), self.tokenizer)
 
     def decode(self, mel: np.ndarray, seed: int = 0, **options: Any) -> decoding.DecodingResult:
         """The text of one window; `options` are the fields of `DecodingOptions`."""
@@ -93,7 +93,7 @@ class Whisper:
         context = self._listening(mel)
         language = self._language(given.language, lambda: context)
         random = np.random.default_rng(seed)
-        return decoding.decode(context, self.tokenizer, given, language, random)[0]
+        return decoding.decode(context, self.tokenizer, given, language, random)
 
     def rehearse(self) -> None:
         """Run every program that a transcription with default options uses, on silence."""
@@ -107,7 +107,7 @@ class Whisper:
         if not self.tokenizer.multilingual:
             return "en"
         if given is None:
-            chances = decoding.detect_language(listening(), self.tokenizer)[0]
+            chances = decoding.detect_language(listening(), self.tokenizer)
             code = max(chances, key=chances.__getitem__)
         return code
 

@@ -90,7 +90,7 @@ class _Text:
 
     def __init__(self, search: Beam | Sampling, most: int, silence: float) -> None:
         self.search, self.left, self.silence = search, most, silence
-        self.source: Sequence[int] = [0] * len(search.rows)  # the row that was given the prompt
+        self.source: Sequence[int] = [0] * len(search.rows)  # at first the row that was given the prompt
 
     @property
     def done(self) -> bool:
@@ -101,7 +101,7 @@ class _Text:
         for rule in rules:
             rule(logits, self.search.rows)
         logits[logits.max(-1) == NEVER, eot] = 0  # nothing may come: the text ends
-        self.source = self.search.advance(logits)
+        self.source = [self.source[row] for row in self.search.advance(logits)]
         self.left -= 1
 
 
@@ -145,6 +145,8 @@ class Decoder:
         """The windows whose texts have ended, after one more token for each unless some have."""
         if self.texts and not any(text.done for text in self.texts.values()):
             self.rows.reorder({window: text.source for window, text in self.texts.items()})
+            for text in self.texts.values():
+                text.source = range(self.group)
             last = {w: [row[-1] for row in text.search.rows] for w, text in self.texts.items()}
             for window, logits in self.rows.step(last).items():
                 self.texts[window].advance(logits, self.rules, self.tokenizer.eot)

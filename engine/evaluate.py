@@ -204,9 +204,13 @@ class Evaluator(ABC):
         place = frozenset().union(*(variables(i) for i in index[at:end]))
         # A guard of other axes, along which lanes may lie, says nothing of where the choice is.
         own = tuple(g for g in guard if not place.isdisjoint(variables(g)))
-        which = self._value(chosen, index[at:end], own)
+        row = self._row(chosen, index[at:end], own, source.shape[at])
+        return self._value(source, (*index[:at], row, *index[end:]), guard)
+
+    def _row(self, chosen: Node, index: Index, guard: Guard, size: Int) -> Expr:
+        """A variable for the int that `chosen` holds at `index`, clamped to 0 … size - 1."""
+        which = self._value(chosen, index, guard)
         assert which.lanes == 1, "a recipe laid lanes along a gathered axis"
-        size = source.shape[at]
         block = self.path[which.depth]
         row = block.rows.get((which, size))
         if row is None:
@@ -215,7 +219,7 @@ class Evaluator(ABC):
             self.level[row] = which.depth
             block.rows[which, size] = row
             block.body.append(Define(row, which))
-        return self._value(source, (*index[:at], row, *index[end:]), guard)
+        return row
 
 
 def _straight(node: Node, index: Index) -> tuple[Node, Int] | None:

@@ -129,8 +129,8 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rope_table(length: int, head_dim: int, theta: float, scale: Any = None) -> np.ndarray:
     """(2, length, head_dim / 2) float32: the cosines and sines of position * frequency.
 
-    scale, if given, maps the (head_dim / 2,) frequencies to the ones used. Computed in float64,
-    since float32 is off by 5e-4 at position 8000.
+    scale, if given, maps the (head_dim / 2,) frequencies to the ones used, which may differ from
+    position to position. Computed in float64, since float32 is off by 5e-4 at position 8000.
     """
     frequency = theta ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     if scale is not None:
@@ -139,25 +139,45 @@ def rope_table(length: int, head_dim: int, theta: float, scale: Any = None) -> n
     return np.stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
 
 
-def causal_mask(queries: Int, keys: Int, start: Int) -> Tensor:
-    """(queries, keys) bool: query i, at position start + i, sees keys 0 … start + i."""
+def causal_mask(queries: Int, keys: Int, start: Int, window: int | None = None) -> Tensor:
+    """(queries, keys) bool: query i, at position start + i, sees keys 0 … start + i.
+
+    With a window, only the last `window` of them.
+    """
     q = Tensor.arange(queries).reshape(queries, 1) + Tensor(start)
-    return Tensor.arange(keys).reshape(1, keys) <= q
+    k = Tensor.arange(keys).reshape(1, keys)
+    return k <= q if window is None else (k <= q) & (k > q - window)
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Tensor:
     """softmax(q kᵀ / sqrt(D)) v with grouped heads.
 
     q (H, T, D), k and v (K, S, D), H a multiple of K: each key head serves H / K query heads.
-    mask, bool, broadcasts to (H / K, T, S): where it is False, nothing is seen. Returns (H, T, D).
+    mask, bool, broadcasts to (H / K, T, S): where it is False, nothing is seen. scale replaces
+    1 / sqrt(D); softcap bends the scores to within ±softcap (Gemma 2). Returns (H, T, D).
     """
     heads, t, d = q.shape
     groups = k.shape[0]
     q = q.reshape(groups, heads // groups, t, d)
-    scores = (q @ k.unsqueeze(1).transpose()) * (1.0 / float(np.sqrt(d)))  # (K, H/K, T, S)
+    scale = 1.0 / float(np.sqrt(d)) if scale is None else scale
+    scores = (q @ k.unsqueeze(1).transpose()) * scale  # (K, H/K, T, S)
+    if softcap is not None:
+        scores = soft_cap(scores, softcap)
     if mask is not None:
         scores = Tensor.where(mask, scores, -float("inf"))
     return (softmax(scores) @ v.unsqueeze(1)).reshape(heads, t, d)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """x, bent so that it stays within ±cap: cap tanh(x / cap)."""
+    return (x * (1 / cap)).tanh() * cap
 
 
 def argmax(x: Tensor, axis: int = -1) -> Tensor:

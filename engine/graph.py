@@ -66,7 +66,8 @@ class Op(Enum):
     WHERE = auto()  # (condition, if true, if false)
     REDUCE = auto()  # arg: ("add" | "max", axes); the axes stay, with size 1
     GATHER = auto()  # (source, index), arg: axis; an index outside is clamped
-    ASSIGN = auto()  # (base, value), arg: ((start, end), …): base with that box replaced
+    ASSIGN = auto()  # (base, value), arg: ((start, end), …): base with that box replaced;
+    # (base, value, index): base with the slices that the index names replaced
     CONTIGUOUS = auto()  # the same values in a buffer of their own; arg: which copy
     INTRINSIC = auto()  # arg: an Intrinsic, which says by `meaning` what it computes
 
@@ -316,6 +317,19 @@ def assign(base: Node, value: Node, ranges: tuple[tuple[Int, Int], ...]) -> Node
         raise ShapeError(f"assign: {value!r} into a box of shape {_show(box)} {base.dtype}")
     shrink(base, ranges)  # checks the bounds
     return make(Op.ASSIGN, (base, value), ranges, base.dtype, base.shape)
+
+
+def scatter(base: Node, value: Node, index: Node) -> Node:
+    """base (as for `assign`) with slices of its last axis replaced by those of value (M, D).
+
+    index (M,), ints, says which: they are numbered through all the other axes, and one outside is
+    clamped. Where two are the same, either may stay.
+    """
+    count, size = value.shape
+    if size != base.shape[-1] or index.shape != (count,) or value.dtype is not base.dtype:
+        raise ShapeError(f"scatter: {value!r} at {index!r} into {base!r}")
+    whole = tuple((0, n) for n in base.shape)
+    return make(Op.ASSIGN, (base, packed(value), packed(index)), whole, base.dtype, base.shape)
 
 
 _copies = count()

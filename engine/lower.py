@@ -201,6 +201,9 @@ class Lowering(Evaluator):
             at = index
             if self.kernel.box is not None:
                 at = tuple(i + start for i, (start, _) in zip(index, self.kernel.box))
+            if self.kernel.rows is not None:
+                row = self._row(self.kernel.rows, index[:1], (), target.shape[0])
+                at = (row, *index[1:])
             flat = flat_index(at, target.shape)
             lane = self.lane if self.lane in variables(flat) else None
             if self.plan.ahead and lane is not None:

@@ -96,7 +96,11 @@ def canonical(kernel: Kernel) -> tuple[Kernel, list[Storage]]:
     root, storages = numbered(kernel.root, 1)
     target = kernel.target
     slot0 = make(Op.BUFFER, (), (0, False), target.dtype, target.shape)
-    return Kernel(root, slot0, kernel.box), [target.arg[0], *storages]
+    rows = kernel.rows
+    if rows is not None:
+        storages.append(rows.arg[0])
+        rows = make(Op.BUFFER, (), (len(storages), False), rows.dtype, rows.shape)
+    return Kernel(root, slot0, kernel.box, rows), [target.arg[0], *storages]
 
 
 def numbered(root: Node, first: int = 0) -> tuple[Node, list[Storage]]:

@@ -59,7 +59,7 @@ class Program:
 
     def __call__(self, *inputs: Tensor, **ints: int) -> Any:
         """Run it. TypeError for a missing or unknown int, ValueError for one out of bounds."""
-        if tensors._recorders:  # inside another program's capture: become a part of it
+        if tensors.captures.recorders:  # inside another program's capture: become a part of it
             return self.function(*inputs, **ints)
         values = self._values(ints)
         with LOCK:
@@ -98,7 +98,7 @@ class Program:
             storages.append(storage)
             held.append(Tensor(g.buffer(storage, t.shape), device=t.device))
         recorder = tensors.Recorder()
-        tensors._recorders.append(recorder)
+        tensors.captures.recorders.append(recorder)
         collects = gc.isenabled()
         gc.disable()  # thousands of nodes are made and none is garbage: looking takes 0.2 s
         try:
@@ -108,7 +108,7 @@ class Program:
             recorder.undo()
             raise
         finally:
-            tensors._recorders.remove(recorder)
+            tensors.captures.recorders.remove(recorder)
             if collects:
                 gc.enable()
 

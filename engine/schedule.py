@@ -32,24 +32,31 @@ Box = tuple[tuple[Int, Int], ...]
 class Kernel:
     """One launch: the value `root`, over BUFFER leaves, is written to `target`.
 
-    box limits the write to a part of target (from ASSIGN); its shape is root's.
+    box limits the write to a part of target (from ASSIGN); its shape is root's. `rows`, a BUFFER of
+    ints, says instead which row of target each row of root is written to.
     """
 
     root: Node
     target: Node
     box: Box | None = None
+    rows: Node | None = None
 
     @cached_property
     def reads(self) -> list[Node]:
         """The BUFFER leaves, each once, in a fixed order."""
-        return [n for n in toposort([self.root]) if n.op is Op.BUFFER]
+        sinks = [self.root] if self.rows is None else [self.root, self.rows]
+        return [n for n in toposort(sinks) if n.op is Op.BUFFER]
 
     @property
     def writes_zeros(self) -> bool:
         """Whether it fills the whole target with a plain 0."""
-        return self.box is None and all(
-            n.op in MOVEMENT or (n.op is Op.CONST and repr(n.arg) in ("0", "0.0", "False"))
-            for n in toposort([self.root])
+        return (
+            self.box is None
+            and self.rows is None
+            and all(
+                n.op in MOVEMENT or (n.op is Op.CONST and repr(n.arg) in ("0", "0.0", "False"))
+                for n in toposort([self.root])
+            )
         )
 
 
@@ -205,7 +212,7 @@ def _view(n: Node) -> Node:
 def _store(built: Node, plan: Schedule) -> Node:
     """Add the kernel(s) that put `built` into a buffer; return its BUFFER node."""
     if built.op is Op.ASSIGN:
-        base, value = built.src
+        base, value, *index = built.src
         storage, version = base.arg
         written = make(Op.BUFFER, (), (storage, version + 1), base.dtype, base.shape)
         plan.versions[storage] = version + 1
@@ -213,7 +220,12 @@ def _store(built: Node, plan: Schedule) -> Node:
             return written
         if any(n.op is Op.BUFFER and n.arg[0] is storage for n in toposort([value])):
             value = _store(value, plan)  # it reads what the write destroys
-        plan.kernels.append(Kernel(value, written, built.arg))
+        if index:
+            slices = (product(base.shape[:-1]), base.shape[-1])
+            flat = make(Op.BUFFER, (), written.arg, base.dtype, slices)
+            plan.kernels.append(Kernel(value, flat, None, *index))
+        else:
+            plan.kernels.append(Kernel(value, written, built.arg))
         return written
     value = built.src[0] if built.op is Op.CONTIGUOUS else built
     storage = Storage(plan.device, value.dtype, upper(product(upper(n) for n in value.shape)))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count as numbered
 from typing import Any
@@ -46,12 +47,19 @@ class Recorder:
             tensor.node = node
 
 
-_recorders: list[Recorder] = []
+class _Captures(threading.local):
+    """The captures under way in this thread: what other threads do meanwhile is no part of them."""
+
+    def __init__(self) -> None:
+        self.recorders: list[Recorder] = []
+
+
+captures = _Captures()
 
 
 def flush() -> None:
     """Run all writes that wait, so that a program's kernels find them done."""
-    waiting = [t for ref in _pending.values() if (t := ref()) is not None]
+    waiting = [t for ref in list(_pending.values()) if (t := ref()) is not None]
     _pending.clear()
     for t in waiting:
         t.realize()
@@ -358,16 +366,28 @@ class Tensor:
         value = value if isinstance(value, Tensor) else Tensor(value, self.dtype, self.device)
         box = tuple(end - start for start, end in ranges)
         new = g.reshape(value.cast(self.dtype).expand(*shape).node, box)
-        for r in _recorders:  # a program's state is made once, not anew in each replay
+        self._written(lambda base: g.assign(base, new, ranges))
+
+    def _written(self, write: Callable[[Node], Node]) -> None:
+        """Become what `write` makes of this tensor's present node."""
+        for r in captures.recorders:  # a program's state is made once, not anew in each replay
             if self.born < r.begun and all(t is not self for t in r.written):
                 self.realize()
                 r.before.append((self, self.node))
         own = self.node.op in (Op.BUFFER, Op.ASSIGN, Op.CONTIGUOUS) and not _is_constant(self.node)
-        self.node = g.assign(self.node if own else g.copy(self.node), new, ranges)
-        for recorder in _recorders:
+        self.node = write(self.node if own else g.copy(self.node))
+        for recorder in captures.recorders:
             recorder.written.append(self)
-        if not _recorders:
+        if not captures.recorders:
             _pending[id(self)] = weakref.ref(self)
+
+    def put(self, index: Tensor, value: Tensor) -> None:
+        """Write value (M, D) into slices of the last axis, which index (M,) names by number.
+
+        The slices are numbered through all other axes; a number outside is clamped.
+        """
+        new = value.cast(self.dtype).node
+        self._written(lambda base: g.scatter(base, new, index.cast(dt.int32).node))
 
     # --- elementwise -------------------------------------------------------------------------
 

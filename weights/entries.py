@@ -138,6 +138,29 @@ def scaled(entry: Entry, scale: Entry) -> Entry:
     return Entry(info, raw, read)
 
 
+def copied(entry: Entry) -> Entry:
+    """The same, but its Tensor reads one copy of the bytes, wherever the entry has them from.
+
+    For a weight that lies in several parts, since an element of those that are joined is looked
+    for in each of them.
+    """
+    return from_raw(entry.info, entry.raw)
+
+
+def plus(entry: Entry, number: float) -> Entry:
+    """Values of a plain type of floats with a number added to each: float32."""
+    shape, kind = entry.info.shape, BY_NAME[entry.info.type]
+    if kind.block != 1 or kind.decode is None:
+        _fail("nothing can be added to its type", "F32, F16 or BF16", entry.info.type)
+    info = TensorInfo(shape, "F32", math.prod(shape) * 4)
+
+    def raw() -> np.ndarray:
+        values = kind.decode(entry.raw(), shape, "reference").float() + number
+        return values.numpy().reshape(-1).view(np.uint8)
+
+    return from_raw(info, raw)
+
+
 def repeated(entry: Entry, count: int) -> Entry:
     """One value, `count` times: shape (count,)."""
     info = replace(entry.info, shape=(count,), nbytes=entry.info.nbytes * count)

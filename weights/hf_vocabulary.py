@@ -35,8 +35,10 @@ class Vocabulary:
 
     `tokens` and `types` by id; a byte-level vocabulary has `merges` ("left right") and a `pattern`
     that cuts text into words, taken whole where they are tokens if `whole_words`; SentencePiece's
-    has `scores` and may put a space in front of text (`prefix`). `control` are tokens with a
-    meaning, `added` those that stand for their text, `stop` the ids that end a text.
+    has `scores` and may put a space in front of text (`prefix`), only where all text begins and
+    not after a special token (`prefix_once`), or not before another space (`unless_spaced`).
+    `control` are tokens with a meaning, `added` those that stand for their text, `stop` the ids
+    that end a text.
     """
 
     tokens: list[str]
@@ -46,6 +48,8 @@ class Vocabulary:
     whole_words: bool = False
     scores: list[float] | None = None
     prefix: bool = False
+    prefix_once: bool = False
+    unless_spaced: bool = False
     control: dict[str, int] = field(default_factory=dict)
     added: dict[str, int] = field(default_factory=dict)
     stop: set[int] = field(default_factory=set)
@@ -128,6 +132,10 @@ def _from_json(reader: _Files) -> Vocabulary:
         name = model.get("unk_token")
         out.unknown = model["vocab"].get(name) if isinstance(name, str) else None
         out.prefix = _has_prefix(data, steps)
+        schemes = [s.get("prepend_scheme") for s in steps if s.get("type") == "Metaspace"]
+        out.unless_spaced, out.prefix_once = bool(schemes), "first" in schemes
+        # Gemma's runs of spaces are cut out of the text before spaces are written otherwise.
+        out.added = {text.replace("\u2581", " "): i for text, i in added.items()}
         out.scores = _scores(tokens, merges)
         out.types = [BYTE if _is_byte(token) else NORMAL for token in tokens]
     else:

@@ -15,6 +15,7 @@ _MAX_DEPTH = 64  # lists in lists; what handles a value calls itself for each le
 _COSTS = {b"[": 72, b"{": 136, b":": 60, b",": 24}
 _QUOTE = 26  # half of a short string
 _CHUNK = 1 << 16
+_DIGITS = 100  # int() is quadratic in them; transformers writes 10**30 for a length without end
 
 
 def read_json(path: Path) -> Any:
@@ -53,7 +54,7 @@ def parse(path: Path, raw: bytes, budget: Budget | None = None) -> Any:
         return table
 
     def number(digits: str) -> int:
-        if len(digits) > 20:  # more than 64 bits hold; int() is quadratic in the digits
+        if len(digits) > _DIGITS:
             raise ValueError("a number is too long")
         return int(digits)
 

@@ -1,4 +1,4 @@
-"""`python -m zoo` alone: says where the commands are."""
+"""`python -m zoo`: the server; without it, where the other commands are."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from zoo import cli
 
 
 def main(args: list[str] | None = None) -> int:
-    """Point to the models' own commands; 2, or 0 when help was asked for."""
+    """Run `serve`, or point to the models' own commands: 2, or 0 when help was asked for."""
     args = sys.argv[1:] if args is None else args
-    where = "each model has its own commands; see python -m zoo.llama --help"
+    if args[:1] == ["serve"]:
+        from zoo.serve import command
+
+        return command.main(args[1:])
+    where = (
+        "python -m zoo serve starts the server; "
+        "each model has its own commands, see python -m zoo.llama --help"
+    )
     if args and args[0] in ("-h", "--help"):
         print(where)
         return 0

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import zoo
 
@@ -193,6 +193,24 @@ def note(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
     except (OSError, ValueError):
         pass
+
+
+def say(text: object) -> None:
+    """A line on stdout, above any progress bar."""
+    from tqdm import tqdm
+
+    with tqdm.external_write_mode():
+        print(text, flush=True)
+
+
+def load(loader: Callable, arguments: argparse.Namespace, **more: Any) -> Any:
+    """What a model's `loader` gives for the flags of `add_model_flags`; sets the default device."""
+    from engine import set_default_device
+
+    if arguments.device is not None:
+        set_default_device(arguments.device)
+    flags = {name: getattr(arguments, name) for name in ("device", "dtype", "tune")}
+    return loader(arguments.model, **flags, **more)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,8 @@ PASSES = (
 
 def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:
     """The kernel (a recipe may reshape its output) and the plan to lower it with."""
+    if kernel.rows is not None:
+        return kernel, elementwise.scattered(kernel, target)
     kernel, facts = elementwise.flattened(kernel)
     facts = facts or analyse(kernel)
     for match in RECIPES:

@@ -136,3 +136,10 @@ def _store_score(store: Int, var: Expr) -> int:
     """Lanes that are written side by side count for more than ones that are read so."""
     found = linear_in(store, var)
     return 2 if found and found[0] == 1 else -4
+
+
+def scattered(kernel: Kernel, target: Target) -> Plan:
+    """Rows that go where ints say: one after the other, each with lanes along it."""
+    rows, size = kernel.root.shape
+    lanes = target.lanes if target.lanes > 1 and upper(size) >= target.lanes else 1
+    return Plan("scatter", (1, size), (1, 1), (0, 1), 1 if lanes > 1 else None, lanes)

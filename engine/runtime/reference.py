@@ -98,6 +98,10 @@ def _run(step: Step, values: Mapping[Expr, int]) -> None:
     shape = _numbers(target.shape, values)
     whole = step.buffers[target.arg[0]].view(target.dtype.numpy)[: int(np.prod(shape))]
     whole = whole.reshape(shape)
+    if kernel.rows is not None:
+        rows = _evaluate(kernel.rows, step.buffers, values)
+        whole[np.clip(rows, 0, shape[0] - 1)] = store(result, target.dtype)
+        return
     box = [(0, n) for n in shape] if kernel.box is None else kernel.box
     ranges = tuple(slice(*_numbers(pair, values)) for pair in box)
     whole[ranges] = store(result, target.dtype)

@@ -125,12 +125,12 @@ class Recipe:
     def _nodes(self, inputs: Sequence[Tensor]) -> list[Node]:
         """The outputs' graph; what the function wrote is as before."""
         recorder = tensors.Recorder()
-        tensors._recorders.append(recorder)
+        tensors.captures.recorders.append(recorder)
         try:
             out = self.function(*inputs, **self.variables)
             return [t.node for t in (out if isinstance(out, tuple) else (out,))]
         finally:
-            tensors._recorders.remove(recorder)
+            tensors.captures.recorders.remove(recorder)
             recorder.undo()
 
 

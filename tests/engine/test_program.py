@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -187,6 +189,36 @@ def test_a_capture_that_failed_leaves_no_trace() -> None:
         step(tensor([1, 2], "reference"))
     broken[0] = False
     assert step(tensor([1, 2], "reference")).item() == 3
+
+
+def test_captures_in_several_threads_do_not_mix() -> None:
+    """A server's models are captured while others run, each in a thread of its own."""
+    problems = []
+
+    def work(n: int) -> None:
+        cache = Tensor.zeros(2, 4).contiguous()
+        cache.realize()
+
+        @program
+        def written_and_summed(x: Tensor) -> Tensor:
+            cache[0:1] = x
+            time.sleep(0.02)  # the others get their turn in the midst of it
+            return cache.sum(0)
+
+        try:
+            for value in (1, 2):
+                given = np.full((1, 4), 10 * n + value, np.float32)
+                got = written_and_summed(Tensor(given) + 1).numpy()
+                np.testing.assert_array_equal(got, given[0] + 1)
+        except (AssertionError, ValueError) as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
 
 
 @each_device

@@ -19,7 +19,7 @@ from weights import WeightError, config, gguf_write, load, whole
 from weights.__main__ import main
 from weights.checkpoint import Checkpoint, Entry, TensorInfo
 from weights.convert import write_as
-from weights.gguf_metadata import llama3_factors
+from weights.gguf_llama import llama3_factors
 from weights.quantise import encode
 from zoo import llama
 

@@ -124,7 +124,7 @@ def test_missing_output_stays_missing(canonical):
 @pytest.mark.parametrize(
     "key",
     [
-        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.0.self_attn.v_norm.weight",
         "xmodel.norm.weight",
         "model.norm.weight.x",
         "model.norm.weight\n",
@@ -209,7 +209,7 @@ def test_head_counts_that_no_metadata_names_are_asked_for(canonical):
 
 def test_other_architectures_are_not_taken_for_llama():
     arrays = {"token_embd.weight": np.zeros((2, 2), np.float32)}
-    other = models.checkpoint(arrays, {"general.architecture": "gemma"})
+    other = models.checkpoint(arrays, {"general.architecture": "mamba"})
     assert names.recognise(other) is None
     assert names.recognise(models.checkpoint(arrays)) == ("llama", "gguf")
     with pytest.raises(WeightError, match="no name table knows it.*llama .meta, hf, gguf.") as e:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from zoo import cli
+from zoo.llama import flags
+
+if TYPE_CHECKING:
+    from zoo.llama.output import Output
 
 PROG = "python -m zoo.llama"
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -18,38 +23,6 @@ _EXAMPLES = f"""examples:
   {PROG} complete < story.txt          continues what stdin says
   {PROG} bench --prompt-tokens 512 --gen-tokens 128 --json
 """
-_CTX_HELP = "most tokens of prompt and reply together (default: the model's limit, at most 4096)"
-_SAMPLING = (
-    (
-        "--temperature",
-        "T",
-        cli.number(0),
-        0.0,
-        "0: always the likeliest token; higher: more varied",
-    ),
-    ("--top-k", "N", cli.integer(0), 40, "choose among the N likeliest tokens; 0: among all"),
-    (
-        "--top-p",
-        "P",
-        cli.number(0, 1),
-        0.95,
-        "choose among the likeliest tokens whose chances add up to P; 1: among all",
-    ),
-    (
-        "--min-p",
-        "P",
-        cli.number(0, 1),
-        0.05,
-        "leave out tokens with less than P times the likeliest one's chance; 0: keep all",
-    ),
-    (
-        "--repeat-penalty",
-        "X",
-        cli.number(1e-6),
-        1.0,
-        "above 1: tokens that came up lately become less likely",
-    ),
-)
 
 
 def main(args: list[str] | None = None) -> int:
@@ -68,18 +41,18 @@ def parser() -> cli.Parser:
     chat = _command(commands, "chat", "answer a prompt, or hold a conversation without one", _chat)
     _add_prompt(chat, "without it piped stdin is the prompt, and a terminal a conversation")
     chat.add_argument("--system", metavar="TEXT", help="the system message of the conversation")
-    _add_generation_flags(chat, 1024)
+    flags.add_generation(chat, 1024)
     complete = _command(commands, "complete", "continue raw text", _complete)
     _add_prompt(complete, "without it piped stdin is the prompt")
-    _add_generation_flags(complete, 256)
+    flags.add_generation(complete, 256)
     for each in (chat, complete):
-        _add_sampling_flags(each)
+        flags.add_sampling(each)
         cli.add_model_flags(each, DEFAULT_MODEL)
     bench = _command(commands, "bench", "measure prompt and reply speed", _bench)
     rows = (
         ("--prompt-tokens", 512, "length of the random prompt (default: %(default)s)"),
         ("--gen-tokens", 128, "tokens to make after it (default: %(default)s)"),
-        ("--ctx", None, _CTX_HELP),
+        ("--ctx", None, flags.CTX_HELP),
     )
     for flag, default, text in rows:
         bench.add_argument(flag, type=cli.integer(1), default=default, metavar="N", help=text)
@@ -106,36 +79,10 @@ def _add_prompt(parser: argparse.ArgumentParser, without: str) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
 
 
-def _add_generation_flags(parser: argparse.ArgumentParser, max_tokens: int) -> None:
-    group = parser.add_argument_group("generation")
-    most = "most tokens to make (default: %(default)s)"
-    group.add_argument(
-        "--max-tokens", type=cli.integer(1), default=max_tokens, metavar="N", help=most
-    )
-    group.add_argument("--ctx", type=cli.integer(1), metavar="N", help=_CTX_HELP)
-    group.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the reply before TEXT; may be given several times",
-    )
-    group.add_argument(
-        "--stats", action="store_true", help="tokens/s on stderr even if it is no terminal"
-    )
-
-
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "sampling", "which token comes next; top-k, top-p and min-p matter above temperature 0"
-    )
-    for flag, metavar, kind, default, text in _SAMPLING:
-        shown = f"{text} (default: {default:g})"
-        group.add_argument(flag, metavar=metavar, type=kind, default=default, help=shown)
-
-
 def _chat(arguments: argparse.Namespace) -> None:
+    from engine.runtime.host import user_cache
     from zoo.llama import chat
+    from zoo.llama.output import Text
 
     prompt = arguments.prompt
     interactive = prompt is None and sys.stdin.isatty()
@@ -146,15 +93,17 @@ def _chat(arguments: argparse.Namespace) -> None:
     model = _load(arguments)
     if model.template.note:
         cli.note(f"({model.template.note})")
-    options, stats = _options(arguments), arguments.stats or sys.stderr.isatty()
+    options = flags.options(arguments)
     if interactive:
-        chat.converse(model, arguments.system, options, arguments.stats)
+        output = _output(arguments, Text(arguments.stats))
+        chat.converse(model, arguments.system, options, output, user_cache() / "chat_history")
     else:
-        chat.reply_once(model, prompt, arguments.system, options, stats)
+        output = _output(arguments, Text(arguments.stats or sys.stderr.isatty()))
+        chat.reply_once(model, prompt, arguments.system, options, output)
 
 
 def _complete(arguments: argparse.Namespace) -> None:
-    from zoo.llama import chat
+    from zoo.llama.output import Text, play
 
     prompt = arguments.prompt
     if prompt is None and sys.stdin.isatty():
@@ -163,9 +112,16 @@ def _complete(arguments: argparse.Namespace) -> None:
         prompt = _stdin()
     if arguments.prompt is None and not prompt:
         _usage(arguments, "no PROMPT, and stdin is empty")
-    generation = _load(arguments).generate(prompt, **_options(arguments))
+    generation = _load(arguments).generate(prompt, **flags.options(arguments))
     terminal = sys.stderr.isatty()
-    chat.finish(generation, arguments.stats or terminal, tell_limit=terminal)
+    output = _output(arguments, Text(arguments.stats or terminal, tell_limit=terminal))
+    play(generation, output)
+
+
+def _output(arguments: argparse.Namespace, text: Output) -> Output:
+    from zoo.llama.output import Events
+
+    return Events() if arguments.json else text
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -185,17 +141,9 @@ def _bench(arguments: argparse.Namespace) -> None:
 
 
 def _load(arguments: argparse.Namespace):
-    from engine import set_default_device
     from zoo.llama.loading import load
 
-    if arguments.device is not None:
-        set_default_device(arguments.device)
-    return load(arguments.model, arguments.device, arguments.dtype, arguments.ctx, arguments.tune)
-
-
-def _options(arguments: argparse.Namespace) -> dict:
-    names = ("max_tokens", "stop", "seed", "temperature", "top_k", "top_p", "min_p")
-    return {name: getattr(arguments, name) for name in (*names, "repeat_penalty")}
+    return cli.load(load, arguments, ctx=arguments.ctx)
 
 
 def _stdin() -> str:

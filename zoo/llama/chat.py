@@ -1,20 +1,22 @@
-"""The conversation on a terminal: one reply to a prompt, or turn by turn.
-
-stdout carries replies only; notes and, where stdout is not the terminal, the prompt mark go to
-stderr.
-"""
+"""The conversation: turns, and the commands between them that begin with a slash."""
 
 from __future__ import annotations
 
-import sys
+import difflib
+import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from zoo.cli import note, one_line
-from zoo.errors import UserError
+from zoo.errors import UsageError, UserError
+from zoo.llama import settings, terminal
+from zoo.llama.output import Output, Text, play
 
-MARK = ">>> "
-_HINT = "(Ctrl-D leaves, Ctrl-C stops a reply)"
+LARGEST = 1 << 26  # bytes of a saved conversation
+ROLES = ("system", "user", "assistant", "tool")
+_HINT = "(Ctrl-D leaves, Ctrl-C stops a reply, /help lists the commands)"
 
 
 class Model(Protocol):
@@ -25,31 +27,11 @@ class Model(Protocol):
     def chat(self, messages: Any, **options: Any) -> Iterator[str]: ...
 
 
-def stream(pieces: Iterator[str]) -> str:
-    """Write pieces to stdout as they come; return them joined."""
-    said = []
-    for piece in pieces:
-        said.append(piece)
-        sys.stdout.write(piece)
-        sys.stdout.flush()
-    return "".join(said)
-
-
-def reply_once(model: Model, prompt: str, system: str | None, options: dict, stats: bool) -> None:
-    """Answer one prompt; stdout gets the reply and a final newline."""
-    finish(model.chat(opening(system, prompt), **options), stats)
-
-
-def finish(generation: Any, stats: bool, tell_limit: bool = True) -> None:
-    """Stream a generation to its end, with the notes that belong to it.
-
-    `tell_limit` False: nothing is said when --max-tokens is what ended it.
-    """
-    said = stream(generation)
-    if not said.endswith("\n"):
-        sys.stdout.write("\n")
-        sys.stdout.flush()
-    _report(generation, stats, tell_limit)
+def reply_once(
+    model: Model, prompt: str, system: str | None, options: dict, output: Output
+) -> None:
+    """Answer one prompt."""
+    play(model.chat(opening(system, prompt), **options), output)
 
 
 def opening(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:
@@ -58,101 +40,192 @@ def opening(system: str | None, prompt: str | None = None) -> list[dict[str, str
     return messages + ([] if prompt is None else [{"role": "user", "content": prompt}])
 
 
-def converse(model: Model, system: str | None, options: dict, stats: bool) -> None:
-    """Talk until Ctrl-D. Ctrl-C stops a reply, which then stays in the conversation as it is."""
-    if sys.stdin.isatty():
+def converse(
+    model: Model,
+    system: str | None,
+    options: dict,
+    output: Output | None = None,
+    history: Path | None = None,
+) -> None:
+    """Talk until Ctrl-D or /exit. Ctrl-C stops a reply, which then stays as far as it got."""
+    ask = terminal.reader(history, [f"/{name}" for name in COMMANDS])
+    conversation = Conversation(model, system, options, output or Text())
+    if ask is not terminal.plain:
         note(_HINT)
-        _enable_editing()
-    messages = opening(system)
-    while True:
+    while not conversation.over:
         try:
-            line = _ask()
+            text = terminal.message(ask)
         except KeyboardInterrupt:
-            note("\n" + _HINT)
+            note(_HINT)
             continue
-        if line is None:
+        if text is None:
             break
-        if line.strip():
-            _turn(model, messages, line, options, stats)
+        conversation.take(text)
 
 
-def _turn(model: Model, messages: list, line: str, options: dict, stats: bool) -> None:
-    """Add a user's turn and the reply to `messages`, or neither when there is no reply."""
-    first = 1 if messages and messages[0]["role"] == "system" else 0
-    messages.append({"role": "user", "content": line})
-    try:
-        generation = _start(model, messages, first, options)
-    except UserError as error:
-        note(one_line(error))
-        messages.pop()
-        return
-    said: list[str] = []
-    try:
-        for piece in generation:
-            said.append(piece)
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-    except KeyboardInterrupt:
-        generation.close()
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-    if said:
-        messages.append({"role": "assistant", "content": "".join(said)})
-    else:
-        messages.pop()
-    _report(generation, stats)
+class Conversation:
+    """Messages so far, and the options of the replies to come; `over` once /exit was said."""
 
+    def __init__(self, model: Model, system: str | None, options: dict, output: Output) -> None:
+        self.model, self.options, self.output = model, options, output
+        self.messages = opening(system)
+        self.over, self.last = False, None
 
-def _start(model: Model, messages: list, first: int, options: dict) -> Any:
-    """Begin the reply, forgetting the oldest turns as far as the context demands."""
-    from zoo.llama.generate import PromptTooLong
-
-    dropped = 0
-    while True:
+    def take(self, text: str) -> None:
+        """A message of the user's: a command if it begins with one slash, else a turn."""
+        if not text.strip():
+            return
+        if not text.startswith("/") or text.startswith("//"):
+            self.turn(text[1:] if text.startswith("//") else text)
+            return
+        name, _, rest = text[1:].partition(" ")
+        command, _ = COMMANDS.get(name, (None, ""))
         try:
-            generation = model.chat(messages, **options)
-        except PromptTooLong:
-            if len(messages) - first < 3:
-                raise
-            del messages[first : first + 2]
-            dropped += 2
-            continue
-        if dropped:
-            note(f"(the context is full: the oldest {dropped} messages are forgotten)")
-        return generation
+            if command is None:
+                near = difflib.get_close_matches(name, COMMANDS, n=1)
+                hint = f"did you mean /{near[0]}?" if near else "/help lists them"
+                raise UsageError(f"no command /{name}; {hint} (// begins a message with a slash)")
+            command(self, rest.strip())
+        except (UserError, OSError) as error:
+            note(f"({one_line(error)})")
+
+    def turn(self, text: str) -> None:
+        """Add a user's turn and the reply, or neither when there is no reply."""
+        self.messages.append({"role": "user", "content": text})
+        try:
+            self._reply()
+        except UserError as error:
+            note(f"({one_line(error)})")
+        if self.messages[-1]["role"] == "user":
+            self.messages.pop()
+
+    def _reply(self) -> None:
+        generation = self._start()
+        self.last = getattr(generation, "stats", None)
+        said = play(generation, self.output, interruptible=True)
+        if said:
+            self.messages.append({"role": "assistant", "content": said})
+
+    def _start(self) -> Any:
+        """Begin the reply, forgetting the oldest turns as far as the context demands."""
+        from zoo.llama.generate import PromptTooLong
+
+        first, dropped = len(opening(self.system)), 0
+        while True:
+            try:
+                generation = self.model.chat(self.messages, **self.options)
+            except PromptTooLong:
+                if len(self.messages) - first < 3:
+                    raise
+                del self.messages[first : first + 2]
+                dropped += 2
+                continue
+            if dropped:
+                note(f"(the context is full: the oldest {dropped} messages are forgotten)")
+            return generation
+
+    @property
+    def system(self) -> str | None:
+        first = self.messages[:1]
+        return first[0]["content"] if first and first[0]["role"] == "system" else None
+
+    def help(self, _: str) -> None:
+        """The commands."""
+        for name, (_command, text) in COMMANDS.items():
+            note(f"  /{name:12}{text}")
+        note(f"  {terminal.FENCE:13}begins and ends a message of several lines; Alt-Enter adds one")
+
+    def clear(self, _: str) -> None:
+        """Forget the turns; the system message stays."""
+        self.messages = opening(self.system)
+        note("(forgotten)")
+
+    def set_system(self, text: str) -> None:
+        """Show or replace the system message; the turns stay."""
+        if text:
+            self.messages = opening(text) + self.messages[len(opening(self.system)) :]
+        note(f"(system: {self.system or 'none'})")
+
+    def save(self, name: str) -> None:
+        """Write the messages to a file; one that holds anything else is left alone."""
+        file = _named(name)
+        if file.exists():
+            read_messages(file)
+        part = file.with_name(f"{file.name}.{os.getpid()}.part")
+        part.write_text(
+            json.dumps({"messages": self.messages}, ensure_ascii=False, indent=1), "utf-8"
+        )
+        part.replace(file)
+        note(f"({len(self.messages)} messages saved in {file})")
+
+    def load(self, name: str) -> None:
+        """Go on with a saved conversation."""
+        self.messages = read_messages(_named(name))
+        note(f"({len(self.messages)} messages, system: {self.system or 'none'})")
+
+    def regenerate(self, _: str) -> None:
+        """The last reply once more; a given seed is counted up, or it would be the same again."""
+        if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
+            raise UserError("there is no reply yet")
+        if self.options.get("seed") is not None:
+            self.options["seed"] += 1
+        elif not self.options.get("temperature"):
+            note("(at temperature 0 it is the same again: /set temperature 0.8)")
+        old = self.messages.pop()
+        try:
+            self._reply()
+        finally:
+            if self.messages[-1]["role"] == "user":
+                self.messages.append(old)
+
+    def set(self, text: str) -> None:
+        """Show or change an option of the replies to come."""
+        self.options |= settings.parsed(text, self.options)
+        for name, value in settings.shown(self.options, text.partition(" ")[0]).items():
+            note(f"  {name:20}{value}")
+
+    def stats(self, _: str) -> None:
+        """What the last reply took, and how full the context is."""
+        if self.last is None:
+            raise UserError("there is no reply yet")
+        used = self.last.prompt_tokens + len(self.last.ids)
+        note(f"({self.last}; {used} of {self.model.ctx} tokens of the context used)")
+
+    def exit(self, _: str) -> None:
+        """Leave."""
+        self.over = True
 
 
-def _ask() -> str | None:
-    """The next line of the user, None at the end of input."""
-    interactive = sys.stdin.isatty()
-    if interactive and not sys.stdout.isatty():
-        sys.stderr.write(MARK)
-        sys.stderr.flush()
+COMMANDS = {
+    "help": (Conversation.help, "this list"),
+    "clear": (Conversation.clear, "forget the conversation, except for the system message"),
+    "system": (Conversation.set_system, "TEXT: replace the system message; alone: show it"),
+    "save": (Conversation.save, "FILE: write the conversation to a file"),
+    "load": (Conversation.load, "FILE: go on with a saved conversation"),
+    "regen": (Conversation.regenerate, "make the last reply once more"),
+    "set": (Conversation.set, "NAME VALUE: change an option, such as temperature; alone: show all"),
+    "stats": (Conversation.stats, "speed of the last reply, and how full the context is"),
+    "exit": (Conversation.exit, "leave, as Ctrl-D does"),
+}
+
+
+def read_messages(file: Path) -> list[dict[str, str]]:
+    """The messages of a saved conversation; UserError when the file holds none."""
     try:
-        return input(MARK if interactive and sys.stdout.isatty() else "")
-    except EOFError:
-        if interactive:
-            note("")
-        return None
+        if file.stat().st_size > LARGEST:
+            raise UserError(f"{file}: larger than {LARGEST} bytes, so no saved conversation")
+        data = json.loads(file.read_text("utf-8"))
+        messages = data["messages"] if isinstance(data, dict) else data
+        for message in messages:
+            role, content = message["role"], message["content"]
+            if set(message) != {"role", "content"} or role not in ROLES or type(content) is not str:
+                raise TypeError
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise UserError(f"{file}: no saved conversation") from None
+    return list(messages)
 
 
-def _enable_editing() -> None:
-    try:
-        import readline  # noqa: F401  importing it gives `input` editing and history
-    except ImportError:
-        pass
-
-
-def _report(generation: Any, stats: bool, tell_limit: bool = True) -> None:
-    done = getattr(generation, "stats", None)
-    if done is None:
-        return
-    if done.finish == "context":
-        remedy = "; --ctx makes it longer" if done.ctx_can_grow else ", at the model's own limit"
-        note(f"(stopped: the context is full{remedy})")
-    if done.finish == "length" and tell_limit:
-        count = len(done.ids)
-        tokens = f"{count} token{'' if count == 1 else 's'}"
-        note(f"(stopped after {tokens}; --max-tokens allows more)")
-    if stats:
-        note(f"({done})")
+def _named(name: str) -> Path:
+    if not name:
+        raise UsageError("the name of a file is missing")
+    return Path(name).expanduser()

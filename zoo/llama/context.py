@@ -11,6 +11,7 @@ from engine import Tensor, program
 from engine.dtype import float16, float32, int32
 from weights import Params
 from zoo.llama import model
+from zoo.llama.cache import Span, init_cache
 
 PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
 FEW = 32  # rows that are multiplied as exactly as a single one
@@ -43,14 +44,15 @@ class Context:
         # A program's slices are checked for the largest start and length at once, hence the
         # rows behind the last position; no token is ever attended there.
         kind = float32 if dtype == "f32" else float16  # half the memory to read for each token
-        cache = model.init_cache(config, size + PREFILL - 1, device, kind)
+        cache = init_cache(config, size + PREFILL - 1, device, kind)
         start = (0, size - 1)
 
         def prefill(ids, start_pos, length):
-            model.extend(params, config, ids[:length], start_pos, cache)  # for the cache alone
+            # for the cache alone
+            model.extend(params, config, ids[:length], Span(cache, start_pos))
 
         def forward(ids, start_pos):
-            return model.forward(params, config, ids, start_pos, cache)
+            return model.forward(params, config, ids, Span(cache, start_pos))
 
         self._prefill = program(prefill, precision=dtype, start_pos=start, length=(1, PREFILL))
         self._few = program(prefill, precision=dtype, start_pos=start, length=(1, FEW))

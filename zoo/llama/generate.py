@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zoo.errors import UsageError, UserError
-from zoo.llama.sampling import Sampler, SamplingOptions
+from zoo.llama.reply import Reply
+from zoo.llama.sampling import SamplingOptions
 from zoo.llama.template import ChatTemplate, Message
 from zoo.llama.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from zoo.llama.constraint import Constraint, Constraints
     from zoo.llama.context import Context
     from zoo.llama.model import Config
 
 
-@dataclass
-class Stats:
-    """What a generation did so far; times in seconds.
-
-    `finish` is "stop" (stop token or string), "length" (max_tokens), "context" (no room left), or
-    None while it runs. `ids` are the tokens drawn, the stop token included. `ctx_can_grow`: the
-    model allows a longer context than it was loaded with.
-    """
-
-    prompt_tokens: int = 0
-    reused_tokens: int = 0
-    prefill_s: float = 0.0
-    decode_s: float = 0.0
-    ids: list[int] = field(default_factory=list)
-    finish: str | None = None
-    ctx_can_grow: bool = False
-
-    def __str__(self) -> str:
-        computed, drawn = self.prompt_tokens - self.reused_tokens, len(self.ids) - 1
-        rate = f"{drawn / self.decode_s:.1f} tokens/s" if drawn > 0 and self.decode_s else "-"
-        return (
-            f"prompt {computed} tokens in {self.prefill_s:.2f} s, "
-            f"reply {len(self.ids)} tokens, {rate}"
-        )
-
-
 class Generation(Iterator[str]):
-    """Pieces of text as they are made; `stats` says how it went."""
+    """Pieces of text as they are made; `stats` says how it went, `reply` has the tokens."""
 
-    def __init__(self, pieces: Iterator[str], stats: Stats) -> None:
-        self._pieces, self.stats = pieces, stats
+    def __init__(self, pieces: Iterator[str], reply: Reply) -> None:
+        self._pieces, self.reply, self.stats = pieces, reply, reply.stats
 
     def __next__(self) -> str:
         return next(self._pieces)
@@ -88,110 +64,98 @@ class Llama:
         """
         return self.context.all_logits(self._checked(ids))
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        **sampling: float,
-    ) -> Generation:
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> Generation:
         """Continue a raw prompt; iterate over the result for the text.
 
         In a text prompt special tokens are parsed ("<|im_start|>"). Ends at a stop token or
-        string (neither is given out), after `max_tokens`, or when the context is full. `sampling`:
-        the fields of SamplingOptions. UserError when the prompt doesn't fit.
+        string (neither is given out), after `max_tokens`, or when the context is full. `options`
+        are those of `reply`. UserError when the prompt doesn't fit.
         """
-        ids = self._prompt_ids(prompt) if isinstance(prompt, str) else prompt
-        return self._start(ids, max_tokens, stop, seed, sampling, lstrip=False)
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else prompt
+        return self._run(self.reply(ids, **options))
 
     def chat(
-        self,
-        messages: str | Sequence[Message],
-        max_tokens: int | None = None,
-        stop: str | Sequence[str] = (),
-        seed: int | None = None,
-        **sampling: float,
+        self, messages: str | Sequence[Message], stop: str | Sequence[str] = (), **options: Any
     ) -> Generation:
         """Reply to a conversation: [{"role": "user", "content": "Hello"}], or one user's turn.
 
-        Options as in `generate`. What the messages contain never becomes a special token.
+        Options as in `reply`. What the messages contain never becomes a special token.
         TemplateError when the model's template refuses the conversation.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         ids = self.template.ids(messages)
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        stop = stop + self.template.stop
-        return self._start(ids, max_tokens, stop, seed, sampling, lstrip=True)
+        return self._run(self.reply(ids, stop=stop + self.template.stop, lstrip=True, **options))
 
-    def _prompt_ids(self, prompt: str) -> list[int]:
+    def reply(
+        self,
+        ids: Sequence[int],
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+        seed: int | None = None,
+        json_schema: Mapping[str, Any] | bool | str | None = None,
+        regex: str | None = None,
+        logprobs: int | None = None,
+        lstrip: bool = False,
+        **sampling: Any,
+    ) -> Reply:
+        """The reply to a prompt of token ids, for a caller that feeds it logits by himself.
+
+        `json_schema` or `regex`: what the whole reply must match, see Constraints. `sampling`: the
+        fields of SamplingOptions; for the rest see Reply. UserError when the prompt doesn't fit.
+        """
+        try:
+            options = SamplingOptions(**sampling)
+        except TypeError:
+            unknown = ", ".join(sampling.keys() - SamplingOptions.__dataclass_fields__.keys())
+            raise UsageError(f"unknown option: {unknown}") from None
+        ids = self._checked(ids)
+        constraint = self._constraint(json_schema, regex)
+        rest = (seed, max_tokens, stop, constraint, logprobs, lstrip)
+        reply = Reply(self.tokenizer, ids, options, *rest)
+        reply.stats.ctx_can_grow = self.context.size < self.config.max_context
+        return reply
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """What a reply can be held to; UserError without the package that does it."""
+        from zoo.llama.constraint import Constraints
+
+        return Constraints(self.tokenizer)
+
+    def _constraint(self, json_schema: Any, regex: str | None) -> Constraint | None:
+        if json_schema is not None and regex is not None:
+            raise UsageError("json_schema and regex can't be had at once")
+        if json_schema is not None:
+            return self.constraints.json(json_schema)
+        return None if regex is None else self.constraints.regex(regex)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """A raw prompt as ids, with its special tokens."""
         tokenizer = self.tokenizer
         ids = tokenizer.encode(prompt, special=True, add_bos=tokenizer.add_bos)
         # The empty prompt: any text at all, as the model would begin it.
         return ids or [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
 
-    def _start(self, ids, max_tokens, stop, seed, sampling, lstrip) -> Generation:
-        if max_tokens is not None and max_tokens < 1:
-            raise UsageError(f"max_tokens must be 1 or more, got {max_tokens}")
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        if "" in stops:
-            raise UsageError("a stop string is empty")
-        try:
-            options = SamplingOptions(**sampling)
-        except TypeError:
-            unknown = ", ".join(sampling.keys() - SamplingOptions.__dataclass_fields__.keys())
-            raise UsageError(f"unknown sampling option: {unknown}") from None
-        ids = self._checked(ids)
-        can_grow = self.context.size < self.config.max_context
-        stats = Stats(prompt_tokens=len(ids), ctx_can_grow=can_grow)
-        sampler = Sampler(options, seed)
-        tokens = self._tokens(ids, sampler, max_tokens, stats)
-        return Generation(self._pieces(tokens, StopStrings(stops), stats, lstrip), stats)
+    def _run(self, reply: Reply) -> Generation:
+        return Generation(self._pieces(reply), reply)
 
-    def _tokens(
-        self, ids: list[int], sampler: Sampler, max_tokens: int | None, stats: Stats
-    ) -> Iterator[int]:
-        """Draw tokens until something ends it; `stats.finish` says what."""
-        begun = time.perf_counter()
-        stats.reused_tokens = _common(self.context.ids, ids[:-1])
-        while True:
-            logits = self.context.next_logits(ids)
-            # a padded embedding has rows that no token owns
-            token = sampler(logits[: self.tokenizer.vocab_size], ids)
-            ids.append(token)
-            stats.ids.append(token)
+    def _pieces(self, reply: Reply) -> Iterator[str]:
+        """Feed the reply until something ends it."""
+        begun, stats = time.perf_counter(), reply.stats
+        stats.reused_tokens = _common(self.context.ids, reply.ids[:-1])
+        while reply.finish is None:
+            reply.feed(self.context.next_logits(reply.ids))
             now = time.perf_counter()
             if len(stats.ids) == 1:
                 stats.prefill_s = now - begun
             else:
                 stats.decode_s = now - begun - stats.prefill_s
-            if token in self.tokenizer.stop_ids:
-                stats.finish = "stop"
-                return
-            yield token
-            if len(stats.ids) == max_tokens:
-                stats.finish = "length"
-                return
-            if len(ids) > self.context.size:
-                stats.finish = "context"
-                return
-
-    def _pieces(
-        self, tokens: Iterator[int], stops: StopStrings, stats: Stats, lstrip: bool
-    ) -> Iterator[str]:
-        """Tokens as text, up to a stop string."""
-        stream = self.tokenizer.stream(lstrip)
-        for token in tokens:
-            text = stops.feed(stream.feed(token))
-            if text:
-                yield text
-            if stops.found:
-                stats.finish = "stop"
-                return
-        text = stops.feed(stream.finish()) + stops.finish()
-        if text:
-            yield text
+            if reply.finish is None and len(reply.ids) > self.context.size:
+                reply.end("context")
+            if reply.piece:
+                yield reply.piece
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         ids = [int(i) for i in ids]
@@ -215,38 +179,6 @@ class PromptTooLong(UserError):
         else:
             limit = f"the context holds {ctx}; the model allows up to --ctx {max_context}"
         super().__init__(f"the prompt has {tokens} tokens, {limit}")
-
-
-class StopStrings:
-    """Passes text on, up to the first stop string; holds back what may be the start of one."""
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops, self._held, self.found = tuple(stops), "", False
-
-    def feed(self, text: str) -> str:
-        """The text that is certain not to belong to a stop string; sets `found` at one."""
-        if not self._stops:
-            return text
-        held = self._held + text
-        places = [held.find(stop) for stop in self._stops]
-        first = min((place for place in places if place >= 0), default=None)
-        if first is not None:
-            self.found, self._held = True, ""
-            return held[:first]
-        keep = max(_overlap(held, stop) for stop in self._stops)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
-
-    def finish(self) -> str:
-        """What was held back, once nothing more comes."""
-        text, self._held = self._held, ""
-        return "" if self.found else text
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    sizes = range(min(len(text), len(stop) - 1), 0, -1)
-    return next((size for size in sizes if text.endswith(stop[:size])), 0)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

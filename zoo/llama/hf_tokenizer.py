@@ -22,5 +22,7 @@ def from_files(files: Mapping[str, bytes], where: Path) -> Tokenizer:
     if v.scores is None:
         made = byte_level(v.tokens, v.merges, special, v.pattern, v.whole_words, where)
     else:
-        made = sentencepiece(v.tokens, v.scores, v.types, v.unknown, v.prefix, where)
-    return Tokenizer(*made, special, v.prefix, v.template)
+        made = sentencepiece(
+            v.tokens, v.scores, v.types, v.unknown, v.prefix, where, v.unless_spaced
+        )
+    return Tokenizer(*made, special, v.prefix, v.template, v.prefix_once)

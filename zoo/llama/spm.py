@@ -12,6 +12,7 @@ from weights.hf_vocabulary import BYTE, CONTROL, UNKNOWN, UNUSED, USER_DEFINED
 
 SPACE = "\u2581"  # what a space is written as inside a piece
 
+_NEVER = "\ufdd0"  # one of Unicode's noncharacters, which no text has
 _BPE = 2  # TrainerSpec.ModelType
 _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 
@@ -19,7 +20,8 @@ _VARINT, _BYTES, _FLOAT = 0, 2, 5  # wire types
 class SentencePieceEncoder:
     """Text -> ids; the merge of highest score first, unknown characters as bytes.
 
-    `space_prefix` puts a space before text that begins, or that follows a special token.
+    `space_prefix` puts a space before text that begins, or that follows a special token;
+    not before another space if `unless_spaced`.
     """
 
     def __init__(
@@ -29,10 +31,11 @@ class SentencePieceEncoder:
         types: Sequence[int],
         unknown_id: int,
         space_prefix: bool = True,
+        unless_spaced: bool = False,
     ) -> None:
         import sentencepiece
 
-        self.space_prefix = space_prefix
+        self.space_prefix, self.unless_spaced = space_prefix, unless_spaced
         self._processor = sentencepiece.SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model_proto(pieces, scores, types, unknown_id))
 
@@ -40,7 +43,8 @@ class SentencePieceEncoder:
         """Token ids of `text`, which begins or follows a special token if `after_special`."""
         if not text:
             return []
-        prefix = " " if self.space_prefix and after_special else ""
+        spaced = self.unless_spaced and text[0] in (" ", SPACE)
+        prefix = " " if self.space_prefix and after_special and not spaced else ""
         return self._processor.EncodeAsIds(prefix + text)
 
 
@@ -64,8 +68,8 @@ def model_proto(
     """The pieces as a serialised ModelProto: BPE, no normalisation."""
     body, seen = [], set()
     for i, (piece, score, kind) in enumerate(zip(pieces, scores, types)):
-        if not piece or piece in seen:  # the library refuses what it could never produce
-            piece, kind = f"\0{i}", UNUSED
+        if not piece or piece in seen or "\0" in piece:  # the library refuses these
+            piece, kind = f"{_NEVER}{i}", UNUSED
         seen.add(piece)
         if i == unknown_id:
             kind = UNKNOWN

@@ -53,10 +53,19 @@ class ChatTemplate:
         self._guard = Guard(tokenizer.special.control)
         self._template: Any = None  # compiled on first use
 
-    def ids(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
-        """Prompt ids of a conversation; TemplateError when the template refuses it."""
-        guard = _unused(self.source, messages)
-        text = self._render(self._guard.mark(list(messages), guard), add_generation_prompt)
+    def ids(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Prompt ids of a conversation; TemplateError when the template refuses it.
+
+        `tools`: functions that the model may call, as OpenAI describes them.
+        """
+        guard = _unused(self.source, [*messages, *(tools or ())])
+        marked = self._guard.mark(list(messages), guard), self._guard.mark(tools, guard)
+        text = self._render(marked[0], add_generation_prompt, marked[1])
         add_bos = self.tokenizer.add_bos
         return self.tokenizer.encode(text, special=True, add_bos=add_bos, guard=guard)
 
@@ -64,7 +73,9 @@ class ChatTemplate:
         """The prompt as text, for people to read."""
         return self._render(list(messages), add_generation_prompt)
 
-    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+    def _render(
+        self, messages: Sequence[Message], add_generation_prompt: bool, tools: Any = None
+    ) -> str:
         import jinja2
 
         try:
@@ -75,10 +86,10 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 bos_token=self._text(self.tokenizer.bos_id),
                 eos_token=self._text(self.tokenizer.eos_id),
-                tools=None,
+                tools=tools,
                 documents=None,
             )
-            return _joined(pieces, most=LONGEST + 4 * sum(map(len, _strings(messages))))
+            return _joined(pieces, most=LONGEST + 4 * sum(map(len, _strings([messages, tools]))))
         except jinja2.TemplateError as error:
             raise TemplateError(f"the chat template refuses this: {error}") from None
         except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
@@ -182,7 +193,9 @@ class Guard:
             case str():
                 return self._text(value, guard)
             case Mapping():
-                return {key: self.mark(item, guard) for key, item in value.items()}
+                return {
+                    self.mark(key, guard): self.mark(item, guard) for key, item in value.items()
+                }
             case list() | tuple():
                 return [self.mark(item, guard) for item in value]
         return value

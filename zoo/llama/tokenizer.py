@@ -35,7 +35,8 @@ class SpecialTokens:
 class Tokenizer:
     """Text <-> ids by a checkpoint's own vocabulary; see `zoo.llama.vocabulary` for the reading.
 
-    `strip_space`: the encoder puts a space before text, so `decode` takes it off again.
+    `strip_space`: the encoder puts a space before text, so `decode` takes it off again;
+    `prefix_once`: only where all text begins, not after a special token too.
     """
 
     def __init__(
@@ -45,9 +46,10 @@ class Tokenizer:
         special: SpecialTokens,
         strip_space: bool = False,
         chat_template: str | None = None,
+        prefix_once: bool = False,
     ) -> None:
         self.special, self.chat_template = special, chat_template
-        self.strip_space = strip_space
+        self.strip_space, self._prefix_once = strip_space, prefix_once
         self._encoder, self._bytes = encoder, token_bytes
         self._control_ids = frozenset(special.control.values())
         self._added = _alternatives(special.added)
@@ -91,7 +93,7 @@ class Tokenizer:
             token = self._token(part, special)
             if token is not None:
                 ids.append(token)
-                after_special = True
+                after_special = not self._prefix_once
                 continue
             plain = part.replace(guard, "") if guard else part
             if plain:
@@ -101,6 +103,10 @@ class Tokenizer:
         if add_bos and bos is not None and ids[:1] != [bos]:
             ids.insert(0, bos)
         return ids
+
+    def encode_on(self, text: str) -> list[int]:
+        """Token ids of plain text that goes on where other text ended; no special token is read."""
+        return self._encoder.encode(scrub(text), after_special=False) if text else []
 
     def decode(self, ids: Iterable[int], special: bool = True) -> str:
         """The text of `ids`; `special` says whether control tokens are spelt out or left out.

@@ -52,13 +52,14 @@ def sentencepiece(
     unknown_id: int | None,
     prefix: bool,
     file: Path | str | None,
+    unless_spaced: bool = False,
 ) -> tuple[spm.SentencePieceEncoder, list[bytes]]:
     """The encoder of a SentencePiece vocabulary and the bytes of each piece."""
     unknown = next((i for i, kind in enumerate(types) if kind == UNKNOWN), unknown_id)
     if unknown is None:
         raise WeightError("the vocabulary has no unknown token", file=file)
     try:
-        encoder = spm.SentencePieceEncoder(tokens, scores, types, unknown, prefix)
+        encoder = spm.SentencePieceEncoder(tokens, scores, types, unknown, prefix, unless_spaced)
         return encoder, spm.piece_bytes(tokens, types)
     except (RuntimeError, ValueError) as error:
         raise WeightError(f"broken SentencePiece vocabulary: {error}", file=file) from None

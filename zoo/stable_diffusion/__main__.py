@@ -13,6 +13,8 @@ from zoo import cli
 from zoo.stable_diffusion import flags
 
 if TYPE_CHECKING:
+    from PIL import Image
+
     from zoo.stable_diffusion import StableDiffusion, Step
 
 PROG = "python -m zoo.stable_diffusion"
@@ -46,51 +48,54 @@ def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
 def _make(arguments: argparse.Namespace) -> None:
     """Everything that can be wrong with flags and files is found before the model is loaded."""
     given = flags.settings_of(arguments)
-    from zoo.stable_diffusion.pictures import (
-        check_output,
-        read_image,
-        save_image,
-        targets,
-    )
+    from zoo.stable_diffusion.making import calls
+    from zoo.stable_diffusion.pictures import read_image, save_image, targets
+    from zoo.stable_diffusion.pixels import grid as side_by_side
 
     paths, grid = targets(arguments.output, arguments.command, given.batch, arguments.force)
-    image = mask = preview = None
+    image = mask = None
     if arguments.command != "txt2img":
         image = read_image(arguments.image)
     if arguments.command == "inpaint":
         mask = read_image(arguments.mask)
-    if arguments.preview:
-        file, every = arguments.preview
-        file = file or paths[0].with_name(f"{paths[0].stem}-preview{paths[0].suffix}")
-        preview = check_output(file, arguments.force), every
+    preview = _preview_of(arguments, [*paths, *filter(None, [grid])])
     model = _load(arguments)
     chosen = model.complete(given, image, mask)
     made = []
-    with contextlib.closing(_Screen(model, preview)) as screen:
+
+    def save(picture: Image.Image, path: Path, index: int) -> None:
+        parameters = flags.parameters_of(chosen, arguments, index)
+        save_image(picture, path, parameters, arguments.force)
+        cli.say(path)
+
+    with contextlib.closing(_Screen(model, calls(model.kind, chosen), preview)) as screen:
         for i, picture in enumerate(model.pictures(chosen, image, mask, screen.on_step)):
-            parameters = flags.parameters_of(chosen, arguments, i)
-            save_image(picture, paths[i], parameters, arguments.force)
-            screen.print(paths[i])
+            save(picture, paths[i], i)
             made.append(picture)
         if grid:
-            from zoo.stable_diffusion.pixels import grid as side_by_side
+            save(side_by_side(made), grid, 0)
 
-            whole = side_by_side(made)
-            save_image(whole, grid, flags.parameters_of(chosen, arguments, 0), arguments.force)
-            screen.print(grid)
+
+def _preview_of(arguments: argparse.Namespace, taken: Sequence[Path]) -> tuple[Path, int] | None:
+    """File and distance of previews; UsageError for a file that is a picture's own."""
+    from zoo.errors import UsageError
+    from zoo.stable_diffusion.pictures import check_output
+
+    if not arguments.preview:
+        return None
+    file, every = arguments.preview
+    file = Path(file or taken[0].with_name(f"{taken[0].stem}-preview{taken[0].suffix}"))
+    if file.resolve() in [path.resolve() for path in taken]:
+        raise UsageError(f"{file}: the preview needs a name of its own")
+    return check_output(file, arguments.force), every
 
 
 def _load(arguments: argparse.Namespace) -> StableDiffusion:
-    from engine import set_default_device
     from zoo import stable_diffusion
 
-    if arguments.device is not None:
-        set_default_device(arguments.device)
-    return stable_diffusion.load(
-        arguments.model,
-        arguments.device,
-        arguments.dtype,
-        arguments.tune,
+    return cli.load(
+        stable_diffusion.load,
+        arguments,
         loras=arguments.lora,
         embeddings=arguments.embedding,
         taesd_file=arguments.taesd,
@@ -101,26 +106,21 @@ def _load(arguments: argparse.Namespace) -> StableDiffusion:
 class _Screen:
     """How far it is, on a terminal's stderr, and in a file the picture so far."""
 
-    def __init__(self, model: StableDiffusion, preview: tuple[Path, int] | None) -> None:
+    def __init__(
+        self, model: StableDiffusion, total: int, preview: tuple[Path, int] | None
+    ) -> None:
         from tqdm import tqdm
 
         self.model, self.preview, self.shown = model, preview, 0
-        self.bar = tqdm(total=0, file=sys.stderr, disable=None, unit="it")
+        self.bar = tqdm(total=total, file=sys.stderr, disable=None, unit="it")
 
     def on_step(self, step: Step) -> None:
         from zoo.stable_diffusion.pictures import save_image
 
-        self.bar.total = step.total
         self.bar.update(step.done - self.bar.n)
         if self.preview and step.done - self.shown >= self.preview[1]:
             self.shown = step.done
             save_image(self.model.preview(step.picture), self.preview[0], force=True)
-
-    def print(self, path: Path) -> None:
-        from tqdm import tqdm
-
-        with tqdm.external_write_mode():
-            print(path, flush=True)
 
     def close(self) -> None:
         """The bar stays; the preview, which is of no more use, goes."""

@@ -140,7 +140,9 @@ def repeated(
     from zoo.stable_diffusion.pictures import read_picture
 
     found = of_picture(read_picture(arguments.from_png), arguments.from_png, arguments.command)
-    arguments.parser.set_defaults(**found)
+    # argparse would add to a list that is there, instead of replacing it.
+    given = {name for name in ("lora", "embedding") if getattr(arguments, name)}
+    arguments.parser.set_defaults(**{k: v for k, v in found.items() if k not in given})
     return parser.parse_args(args)
 
 
@@ -149,25 +151,35 @@ _SPELLED = {"scheduler": {"automatic": "default"}, "rng": {"cpu": "torch"}}
 
 
 def of_picture(made: Parameters, file: object, command: str) -> dict[str, Any]:
-    """Arguments by name, from the parameters of a picture."""
+    """Arguments by name, from the parameters of a picture.
+
+    UserError, naming the file, for values that can't be.
+    """
+    from zoo.errors import UserError
     from zoo.stable_diffusion.parameters import flags_of
 
     found = flags_of(made, file)
     if "sigmas" in found:
         found["scheduler"] = found.pop("sigmas")
+    # One label has the strength of img2img, or else of the second pass.
     strength = found.pop("strength", None)
-    if strength is not None and (command != "txt2img" or "hires_scale" in found):
-        found["hires_strength" if command == "txt2img" else "strength"] = strength
+    if command == "txt2img" and "hires_scale" in found:
+        found["hires_strength"] = strength
+    elif command != "txt2img":
+        found["strength"] = None if "hires_scale" in found else strength
+        found = {name: value for name, value in found.items() if not name.startswith("hires")}
     for name, spelled in _SPELLED.items():
         if name in found:
             plain = str(found[name]).lower()
             found[name] = spelled.get(plain, plain)
-    several = {
-        "lora": [_weighted(text) for text in numbered(made.settings, "LoRA")],
-        "embedding": numbered(made.settings, "Embedding"),
-    }
+    try:
+        found["lora"] = [_weighted(text) for text in numbered(made.settings, "LoRA")]
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"{file}: its parameters have no usable LoRA: {error}") from None
+    found["embedding"] = numbered(made.settings, "Embedding")
+    found["taesd"] = made.settings.get("TAESD")
     texts = {"prompt": made.prompt, "negative_prompt": made.negative_prompt}
-    return {**found, **texts, **several}
+    return {name: value for name, value in {**found, **texts}.items() if value is not None}
 
 
 def numbered(settings: Mapping[str, str], label: str) -> list[str]:
@@ -214,4 +226,6 @@ def parameters_of(chosen: Settings, arguments: argparse.Namespace, index: int) -
         labels[f"LoRA {n}"] = f"{file}:{scale:g}"
     for n, file in enumerate(arguments.embedding, 1):
         labels[f"Embedding {n}"] = file
+    if arguments.taesd and not arguments.taesd_preview_only:
+        labels["TAESD"] = arguments.taesd
     return Parameters(chosen.prompt, chosen.negative_prompt, labels)

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine import Tensor
 from engine import convolution as nn
-from engine.functional import attention, group_norm, linear
+from engine.functional import attention, group_norm
 
 Params = Any  # a tree over the checkpoint: weights.Params
 GROUPS = 32  # of channels, in every group norm
@@ -53,6 +53,3 @@ def pointwise(p: Params, x: Tensor) -> Tensor:
     """A linear layer on the last axis, which some checkpoints store as a 1x1 convolution."""
     out, ins = p.weight.shape[:2]
     return x @ p.weight.reshape(out, ins).transpose() + p.bias
-
-
-__all__ = ["attend", "conv", "doubled", "linear", "norm", "pointwise", "upsample"]

@@ -38,9 +38,6 @@ class Step:
 OnStep = Callable[[Step], None]
 
 
-OnStep = Callable[[Step], None]
-
-
 def noise_options(kind: Kind, sigmas: str | None = None) -> schedules.Options:
     """How a model was trained: as its folder says, or else as its version was."""
     if kind.scheduler:
@@ -49,6 +46,23 @@ def noise_options(kind: Kind, sigmas: str | None = None) -> schedules.Options:
         options = schedules.Options(spacing="leading" if kind.version == "xl" else None)
     prediction = "v_prediction" if kind.prediction == "v" else "epsilon"
     return replace(options, prediction=prediction, sigmas=sigmas or options.sigmas)
+
+
+def passes(kind: Kind, chosen: Settings) -> list[Schedule]:
+    """The schedule of complete settings and, if there is one, that of the pass at a larger size.
+
+    UsageError for a sampler or steps that there is none for.
+    """
+    options = noise_options(kind, chosen.scheduler)
+    told = [(chosen.steps, 1.0 if chosen.strength is None else chosen.strength)]
+    if chosen.hires_size:
+        told.append((chosen.hires_steps or chosen.steps, chosen.hires_strength))
+    return [samplers.make(chosen.sampler, steps, options, share) for steps, share in told]
+
+
+def calls(kind: Kind, chosen: Settings) -> int:
+    """How often the UNet is called for the pictures of complete settings."""
+    return chosen.batch * sum(schedule.calls for schedule in passes(kind, chosen))
 
 
 class Making:
@@ -71,17 +85,10 @@ class Making:
         size = chosen.width, chosen.height
         self.image = None if image is None else pixels.of_image(image, *size)
         self.hole = None if mask is None else pixels.of_mask(mask, *size)
-        options = noise_options(networks.kind, chosen.scheduler)
-        strength = 1.0 if chosen.strength is None else chosen.strength
-        self.schedule = samplers.make(chosen.sampler, chosen.steps, options, strength)
-        self.second: Schedule | None = None
-        if chosen.hires_size:
-            steps = chosen.hires_steps or chosen.steps
-            self.second = samplers.make(chosen.sampler, steps, options, chosen.hires_strength)
+        self.schedule, *self.second = passes(networks.kind, chosen)
         rescale = chosen.guidance_rescale
         self.guide = Guide(networks, context, pooled, chosen.cfg_scale, rescale, self._called)
-        self.index, self.done = -1, 0
-        self.total = chosen.batch * sum(s.calls for s in (self.schedule, self.second) if s)
+        self.index, self.done, self.total = -1, 0, calls(networks.kind, chosen)
 
     def _called(self) -> None:
         self.done += 1
@@ -97,6 +104,8 @@ class Making:
         # What is drawn first, and in which order, is diffusers's: --rng torch repeats it.
         known = None if anew and not blends else self._encoded(self.image, source)
         noise = source.normal(shape)
+        if blends:  # diffusers encodes what is around the mask too, and then doesn't use it
+            source.normal(shape, "encode")
         guide = self.guide.of_size(width, height, self._beside(shape, source))
         if anew:
             x = noise * self.schedule.first
@@ -104,16 +113,18 @@ class Making:
             x = schedules.add_noise(known, noise, float(self.schedule.sigmas[0]))
         around = (pixels.shrunk(self.hole), known, noise) if blends else None
         out = self._sampled(guide, x, self.schedule, source, around)
-        return self._larger(out, source) if self.second else out
+        for schedule in self.second:
+            out = self._larger(out, schedule, source)
+        return out
 
-    def _larger(self, small: np.ndarray, source: Noise) -> np.ndarray:
+    def _larger(self, small: np.ndarray, schedule: Schedule, source: Noise) -> np.ndarray:
         """A second pass at a larger size, which begins with the first one's latent."""
         width, height = self.chosen.hires_size
         known = pixels.resized(small, width // UNIT, height // UNIT)
         guide = self.guide.of_size(width, height, self._beside(known.shape, source))
         noise = source.normal(known.shape, "again")
-        x = schedules.add_noise(known, noise, float(self.second.sigmas[0]))
-        return self._sampled(guide, x, self.second, source)
+        x = schedules.add_noise(known, noise, float(schedule.sigmas[0]))
+        return self._sampled(guide, x, schedule, source)
 
     def _sampled(
         self,
@@ -129,10 +140,10 @@ class Making:
             sigma = float(schedule.sigmas[i + 1])
             if around is not None:
                 hole, known, noise = around
-                last = i + 1 == len(schedule.times)
-                # The end is scaled to variance 1, so that the latent comes out as it went in.
-                there = known * np.hypot(sigma, 1.0) if last else None
-                there = schedules.add_noise(known, noise, sigma) if there is None else there
+                there = schedules.add_noise(known, noise, sigma)
+                if i + 1 == len(schedule.times):
+                    # The end is scaled to variance 1, so that the latent comes out as it went in.
+                    there = known * np.hypot(sigma, 1.0)
                 x = np.where(hole, x, there)
             if self.on_step is not None:
                 self.on_step(Step(self.done, self.total, self.index, sigma, x, picture))

@@ -8,19 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from engine import Tensor, program
+from engine import Tensor
 from engine.functional import layer_norm
 from weights import Params
-from zoo.errors import UsageError, UserError
-from zoo.stable_diffusion import clip, tiles, unet, vae
+from zoo.errors import UsageError
+from zoo.stable_diffusion import clip, unet
+from zoo.stable_diffusion.autoencoder import Autoencoder, Progress, Runner
 
 LENGTH = 77  # tokens of a chunk
-PIXELS = 8  # per latent pixel, each way
-_KEPT = 3  # sizes whose kernels and memory a network keeps
-# Bytes that the autoencoder needs for each pixel of the picture, as measured at 512 to 1024 pixels.
-_PER_PIXEL = {"auto": 2400, "f32": 5400}
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -56,10 +51,9 @@ class Networks:
     ) -> None:
         self.params, self.kind, self.device, self.dtype = params, kind, device, dtype
         config, p = kind.unet, params.model.diffusion_model
-        first = params.first_stage_model
+        self._program = Runner(device, dtype)
         self._unet = self._program(lambda *inputs: unet.unet(p, config, *inputs))
-        self._decode = [self._program(lambda z: vae.decode(first, z), t) for t in (dtype, "f32")]
-        self._encode = [self._program(lambda x: vae.encode(first, x), t) for t in (dtype, "f32")]
+        self.autoencoder = Autoencoder(params.first_stage_model, device, dtype)
         self._texts: dict[int, Callable] = {}
 
     # --- text --------------------------------------------------------------------------------
@@ -117,10 +111,10 @@ class Networks:
             vectors = np.zeros((*own.shape, self.dims[n]), np.float32)
             if rows:
                 vectors[own > end] = np.asarray(extra[n], np.float32)[own[own > end] - end - 1]
-            made = self._text(n, back)(*map(self._tensor, (own, vectors, last)))
-            states.append(np.array(made[0].numpy()))
-            if len(made) > 1:
-                pooled = np.array(made[1].numpy()).reshape(len(ids), -1, made[1].shape[-1])[:, 0]
+            state, *more = self._text(n, back)(own, vectors, last)
+            states.append(state)
+            if more:
+                pooled = more[0].reshape(len(ids), -1, more[0].shape[-1])[:, 0]
         return np.concatenate(states, -1).reshape(*ids.shape, -1), pooled
 
     def _text(self, n: int, back: int) -> Callable:
@@ -171,7 +165,7 @@ class Networks:
             if pooled is None or sizes is None:
                 raise UsageError("Stable Diffusion XL needs pooled prompts and sizes")
             inputs += [pooled, sizes]
-        return self._run(self._unet, *inputs)
+        return self._unet(*inputs)
 
     def decode(
         self, latent: np.ndarray, tiled: bool | None = None, progress: Progress | None = None
@@ -184,7 +178,7 @@ class Networks:
         if latent.ndim != 4 or latent.shape[1] != 4:
             raise UsageError(f"latents have the shape (B, 4, H, W), got {latent.shape}")
         z = np.asarray(latent, np.float32) / np.float32(self.kind.scale)
-        return self._pictures(self._decode, z, (1, PIXELS), tiled, progress)
+        return self.autoencoder.decode(z, tiled, progress)
 
     def encode(
         self,
@@ -201,57 +195,11 @@ class Networks:
         if image.ndim != 4 or image.shape[1] != 3 or image.shape[2] % 8 or image.shape[3] % 8:
             expected = "(B, 3, H, W) with H and W multiples of 8"
             raise UsageError(f"pictures have the shape {expected}, got {image.shape}")
-        said = self._pictures(self._encode, image, (PIXELS, 1), tiled, progress)
+        said = self.autoencoder.encode(image, tiled, progress)
         mean, log_variance = np.split(said, 2, axis=1)
         if noise is not None:
             mean = mean + np.exp(0.5 * np.clip(log_variance, -30, 20)) * noise
         return (mean * np.float32(self.kind.scale)).astype(np.float32)
-
-    def _pictures(
-        self,
-        programs: list[Callable],
-        x: np.ndarray,
-        pixels: tuple[int, int],
-        tiled: bool | None,
-        progress: Progress | None,
-    ) -> np.ndarray:
-        """One program of the autoencoder on one picture after the other."""
-        if tiled is None:
-            tiled = self._too_large(x.shape[2] * x.shape[3] // pixels[0] ** 2 * PIXELS**2)
-
-        def run(part: np.ndarray) -> np.ndarray:
-            for run_with in programs:  # float32 where the faster one overflows
-                out = self._run(run_with, part)
-                if np.isfinite(out).all():
-                    return out
-            raise UserError("the autoencoder's result isn't finite, in float32 neither")
-
-        parts = [x[n : n + 1] for n in range(len(x))]
-        made = [tiles.tiled(run, part, *pixels, progress) if tiled else run(part) for part in parts]
-        return np.concatenate(made)
-
-    def _too_large(self, pixels: int) -> bool:
-        """Whether a picture of so many pixels needs more than half of the memory that is free."""
-        free = tiles.available_memory()
-        return free is not None and 2 * pixels * _PER_PIXEL[self.dtype] > free
-
-    # --- engine ------------------------------------------------------------------------------
-
-    def _program(self, function: Callable, precision: str | None = None) -> Callable:
-        return program(function, precision=precision or self.dtype)
-
-    def _tensor(self, values: np.ndarray) -> Tensor:
-        """An array on this device: integers as int32, others as float32."""
-        array = np.asarray(values)
-        kind = np.int32 if array.dtype.kind in "iu" else np.float32
-        return Tensor.from_numpy(np.ascontiguousarray(array, kind), device=self.device)
-
-    def _run(self, run: Callable, *inputs: np.ndarray) -> np.ndarray:
-        """What a program makes of arrays; only its last few sizes stay compiled."""
-        captures = run.captures
-        while len(captures) > _KEPT:
-            del captures[next(iter(captures))]
-        return np.array(run(*map(self._tensor, inputs)).numpy())
 
 
 def _table(p: Params) -> Tensor:

@@ -16,7 +16,8 @@ from zoo.errors import UsageError
 from zoo.stable_diffusion import embeddings as inversion
 from zoo.stable_diffusion import guidance, loading, pixels, samplers, taesd
 from zoo.stable_diffusion import tokenizer as tokenizers
-from zoo.stable_diffusion.making import Making, OnStep, noise_options
+from zoo.stable_diffusion.lora import Lora
+from zoo.stable_diffusion.making import Making, OnStep, passes
 from zoo.stable_diffusion.networks import Networks
 from zoo.stable_diffusion.noise import sources
 from zoo.stable_diffusion.settings import (
@@ -133,8 +134,7 @@ class StableDiffusion:
             raise UsageError("strength is for img2img and inpaint; there is no picture to keep")
         if image is not None and made.hires_size:
             raise UsageError("hires_scale is for txt2img; img2img has the size that it is given")
-        for steps in {made.steps, made.hires_steps or made.steps}:
-            samplers.make(made.sampler, steps, noise_options(self.kind, made.scheduler))
+        passes(self.kind, made)
         return made
 
     def pictures(
@@ -183,9 +183,12 @@ def load(
     on this device, for a minute or two, which later loads use without it. WeightError for a file
     that can't be used, DeviceError without the device, UsageError for a wrong option.
     """
-    # What is small is looked for first: a model may take long to fetch.
-    loras = [(weights.resolve(path), strength) for path, strength in loras]
+    # What is small is looked at first: a model may take long to fetch.
+    for path, strength in loras:
+        Lora.load(path, strength)
     files = [weights.resolve(path) for path in embeddings]
+    for file in files:
+        weights.load(file)
     tiny = None if taesd_file is None else taesd.load(weights.resolve(taesd_file), device)
     networks, checkpoint = loading.load(name_or_path, device, dtype, loras, prediction, cli.note)
     tokenizer = _tokenizer_of(checkpoint, networks.vocabulary)

@@ -105,7 +105,7 @@ def check(given: Settings) -> None:
         options = schedules.Options(sigmas=given.scheduler or "default")
         for steps in {given.steps, given.hires_steps or given.steps}:
             samplers.make(given.sampler, steps, options)
-    if max(given.hires_size or (0,)) > LARGEST if given.width and given.height else False:
+    if given.width and given.height and max(given.hires_size or (0,)) > LARGEST:
         raise UsageError(f"hires_scale makes more than {LARGEST} pixels of a side")
 
 

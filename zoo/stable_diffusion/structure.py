@@ -13,6 +13,7 @@ from weights import Checkpoint, WeightError
 
 UNET, VAE = "model.diffusion_model.", "first_stage_model."
 PER_LEVEL = 2  # residual layers of a level on the way down, in every version
+LEVELS = 4  # of the autoencoder, whose latents are 8 times smaller than pictures
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 
 # Where the text encoders of each version are, and whether they are OpenCLIP's.
@@ -161,8 +162,9 @@ def _vae(keys: _Keys) -> dict[str, tuple[int, ...]]:
     levels = keys.count(f"{VAE}encoder.down.")
     first = f"{VAE}encoder.down.{{}}.block.0.conv1.weight"
     widths = [keys.size(first.format(level), 0) for level in range(levels)]
-    if not widths:
-        raise WeightError("no autoencoder", file=keys.checkpoint.path)
+    if levels != LEVELS:
+        problem, expected = "its autoencoder has another number of levels", LEVELS
+        raise WeightError(problem, file=keys.checkpoint.path, expected=expected, got=levels)
     last = widths[-1]
     out = [*_conv("quant_conv", 2 * latents, 2 * latents, 1)]
     out += _conv("post_quant_conv", latents, latents, 1)

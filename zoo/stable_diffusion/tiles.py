@@ -1,7 +1,7 @@
 """A network run on overlapping tiles of a picture, for pictures whose whole doesn't fit in memory.
 
-Neighbouring tiles see different surroundings, so they don't agree exactly; over the width of the
-overlap one fades into the other, which leaves no seam.
+What a tile has near its edges lacks the surroundings; over the width of the overlap each fades
+into the next, so that the middle of a tile counts and no seam is left.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 TILE, OVERLAP = 64, 16  # in latent pixels: tiles of 512 pixels
 
 
-def starts(length: int, tile: int = TILE, overlap: int = OVERLAP) -> list[int]:
-    """Where equal tiles begin that cover `length`, each at least `overlap` over the next."""
-    if length <= tile:
+def starts(length: int) -> list[int]:
+    """Where equal tiles begin that cover `length`, each at least OVERLAP over the next."""
+    if length <= TILE:
         return [0]
-    count = -(-(length - overlap) // (tile - overlap))
-    return [round(i * (length - tile) / (count - 1)) for i in range(count)]
+    count = -(-(length - OVERLAP) // (TILE - OVERLAP))
+    return [round(i * (length - TILE) / (count - 1)) for i in range(count)]
 
 
 def tiled(

@@ -119,12 +119,9 @@ def _files(arguments: argparse.Namespace, sources: Sequence[str]) -> dict[str, l
 
 
 def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> Whisper:
-    from engine import set_default_device
     from zoo import whisper
 
-    if arguments.device is not None:
-        set_default_device(arguments.device)
-    model = whisper.load(arguments.model, arguments.device, arguments.dtype, arguments.tune)
+    model = cli.load(whisper.load, arguments)
     if not model.tokenizer.multilingual:
         if options["language"] not in (None, "en") or options["task"] == "translate":
             cli.note(f"({arguments.model} knows English only: it writes down what it hears)")
@@ -161,8 +158,6 @@ class _Screen:
         cli.note(f"(language: {LANGUAGES[code].title()}, as it seems; --language sets it)")
 
     def on_segment(self, segment: Segment) -> None:
-        from tqdm import tqdm
-
         from zoo.whisper.output import timestamp
 
         if self.verbose is False:
@@ -173,8 +168,7 @@ class _Screen:
         if self.said and segment.id == 0:
             line = f"\n{line}"  # sets the texts of two sources apart, as whisper.cpp does
         self.said = True
-        with tqdm.external_write_mode():
-            print(line, flush=True)
+        cli.say(line)
 
     def progress(self, done: float, total: float) -> None:
         from tqdm import tqdm

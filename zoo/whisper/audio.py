@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -53,24 +53,31 @@ def read_audio(source: Source) -> Iterator[np.ndarray]:
     be opened.
     """
     if hasattr(source, "__array__"):
-        samples = _from_array(np.asarray(source))
-        yield from (samples[i : i + N_SAMPLES] for i in range(0, len(samples), N_SAMPLES))
+        yield from _pieces([_from_array(np.asarray(source))], N_SAMPLES)
         return
     path = getattr(source, "name", "the stream") if hasattr(source, "read") else source
-    name = "stdin" if source == "-" else str(path)
-    held, size = [], 0
+    name, empty = "stdin" if source == "-" else str(path), True
     with ExitStack() as stack:
-        for samples in _decoded(_opened(source, stack), name):
-            held.append(samples)
-            size += len(samples)
-            if size >= N_SAMPLES:
-                joined = np.concatenate(held)
-                yield joined[:N_SAMPLES].astype(np.float32) / 32768
-                held, size = [joined[N_SAMPLES:]], size - N_SAMPLES
-    if not held:
+        for piece in _pieces(_decoded(_opened(source, stack), name), N_SAMPLES):
+            yield piece.astype(np.float32) / 32768
+            empty = False
+    if empty:
         raise AudioError(f"{name}: holds no sound")
-    if size:
-        yield np.concatenate(held).astype(np.float32) / 32768
+
+
+def _pieces(parts: Iterable[np.ndarray], size: int, overlap: int = 0) -> Iterator[np.ndarray]:
+    """The samples of all parts in pieces of `size`, the last one shorter; neighbours overlap."""
+    held, count, step = [], 0, size - overlap
+    for part in parts:
+        held.append(part)
+        count += len(part)
+        if count >= size:
+            joined = np.concatenate(held)
+            whole = (count - overlap) // step * step
+            yield from (joined[i : i + size] for i in range(0, whole, step))
+            held, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(held)
 
 
 def _from_array(array: np.ndarray) -> np.ndarray:
@@ -113,17 +120,18 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
     import av
 
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
-    resampler, kind = None, None
+
+    def kind(frame: Any) -> tuple:
+        return frame.sample_rate, frame.layout.name, frame.format.name
+
     try:
-        with av.open(file, "r", metadata_errors="ignore") as container:
-            for frame in chain(_frames(container, name), [None]):  # None: what is on its way
-                now = frame and (frame.sample_rate, frame.layout.name, frame.format.name)
-                out = resampler.resample(None) if resampler and now != kind else []
-                if now and now != kind:
-                    resampler, kind = av.AudioResampler("s16", "mono", SAMPLE_RATE), now
-                if frame:
-                    out += resampler.resample(frame)
-                yield from (part.to_ndarray().reshape(-1) for part in out)
+        # A list of files (ffconcat, m3u8, sdp) could name any file or address: none is opened.
+        alone = {"protocol_whitelist": "none"}
+        with av.open(file, "r", metadata_errors="ignore", options=alone) as container:
+            for _, alike in groupby(_frames(container, name), kind):
+                resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
+                for frame in chain(alike, [None]):  # None: what is on its way
+                    yield from (x.to_ndarray().reshape(-1) for x in resampler.resample(frame))
     except av.error.FFmpegError as error:
         text = one_line(error.strerror or error)
         raise AudioError(f"{name}: no audio that can be read ({text})") from None
@@ -185,11 +193,15 @@ def record(source: Source, n_mels: int, device: str | None = None) -> Recording:
 
     def heard() -> Iterator[np.ndarray]:
         for piece in read_audio(source):
+            if not counts:  # mirrored at the begin, so that frames centre; the end is silence
+                yield np.pad(piece, (0, REACH))[REACH:0:-1]
             counts.append(len(piece))
             levels.append(loudness(piece))
             yield piece
+        yield np.zeros(REACH + N_FFT, np.float32)
 
-    mel = _spectrogram(heard(), n_mels, N_SAMPLES, device)
+    powers = list(_powers(heard(), n_mels, device))
+    mel = _normalised(powers, (sum(counts) + N_SAMPLES) // HOP)
     return Recording(mel, np.concatenate(levels), sum(counts))
 
 
@@ -208,58 +220,34 @@ def log_mel(
     As openai/whisper's log_mel_spectrogram: log10 of the power in triangular bands, at most 8
     below the loudest, plus 4, divided by 4.
     """
-    return _spectrogram([_from_array(np.asarray(audio))], n_mels, padding, device)
+    samples = _from_array(np.asarray(audio))
+    frames = max(1, (len(samples) + padding) // HOP)
+    zeros = max(min(padding, N_FFT), REACH + 1 - len(samples))  # no frame sees more of them
+    centred = np.pad(np.pad(samples, (0, zeros)), REACH, mode="reflect")
+    return _normalised(list(_powers([centred], n_mels, device)), frames)
 
 
-def _spectrogram(
-    pieces: Iterable[np.ndarray], n_mels: int, padding: int, device: str | None
-) -> np.ndarray:
-    """The log-mel of samples in pieces; only frames that reach a sample are computed."""
+def _powers(parts: Iterable[np.ndarray], n_mels: int, device: str | None) -> Iterator[np.ndarray]:
+    """log10 of mel power, (n_mels, 500) at a time, of samples with 200 more at either end."""
     from engine import Tensor, default_device
 
     device = device or default_device()
-    run = _program(n_mels, device)
-    size, step = (BLOCK + 2) * HOP, BLOCK * HOP
-    zeros = min(padding, N_FFT)  # all that frames with samples see of the padding
-    parts, held, count = [], np.zeros(0, np.float32), -2 * REACH - zeros
+    run, size = _program(n_mels, device), (BLOCK + 2) * HOP
+    for piece in _pieces(parts, size, 2 * HOP):
+        rows = np.pad(piece, (0, size - len(piece))).reshape(-1, HOP)
+        yield np.array(run(Tensor(rows, device=device)).numpy())
 
-    def add(block: np.ndarray) -> None:
-        parts.append(np.array(run(Tensor(block.reshape(-1, HOP), device=device)).numpy()))
 
-    for part in _mirrored(pieces, zeros):
-        count += len(part)
-        held = np.concatenate([held, part])
-        while len(held) >= size:
-            add(held[:size])
-            held = held[step:]
-    add(np.pad(held, (0, size - len(held))))
-    frames = (count + padding) // HOP
-    mel = np.full((n_mels, frames), np.log10(np.float32(QUIET)))
-    for i, part in enumerate(parts):
+def _normalised(blocks: list[np.ndarray], frames: int) -> np.ndarray:
+    """So many frames of log-mel, silent behind the blocks, as the network takes them."""
+    mel = np.full((len(blocks[0]), frames), np.log10(np.float32(QUIET)))
+    for i, block in enumerate(blocks):
         at = slice(i * BLOCK, (i + 1) * BLOCK)
-        mel[:, at] = part[:, : mel[:, at].shape[1]]
+        mel[:, at] = block[:, : mel[:, at].shape[1]]
     np.maximum(mel, mel.max() - 8, out=mel)
     mel += 4
     mel /= 4
     return mel
-
-
-def _mirrored(pieces: Iterable[np.ndarray], zeros: int) -> Iterator[np.ndarray]:
-    """The samples, then zeros, with 200 samples mirrored at either end, so that frames centre."""
-    held, begun = np.zeros(0, np.float32), False
-    for piece in chain(pieces, [np.zeros(zeros, np.float32)]):
-        held = np.concatenate([held, piece])
-        if len(held) > N_FFT:  # the last 201 are held back, to be mirrored if nothing follows
-            if not begun:
-                yield held[REACH:0:-1]
-            begun = True
-            yield held[: -REACH - 1]
-            held = held[-REACH - 1 :]
-    if not begun:
-        held = np.pad(held, (0, max(0, REACH + 1 - len(held))))
-        yield held[REACH:0:-1]
-    yield held
-    yield held[-2 : -REACH - 2 : -1]
 
 
 @cache

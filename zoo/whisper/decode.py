@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zoo.errors import UsageError, UserError
-from zoo.options import check, names_of
 from zoo.whisper.context import Context
+from zoo.whisper.options import DecodingOptions
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
 
 if TYPE_CHECKING:
@@ -24,52 +24,6 @@ if TYPE_CHECKING:
 
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
-
-MOST = 128  # candidates, windows: more than make sense, and than fit into memory
-_RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
-           "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),
-           "max_initial_timestamp": (0, 1e6)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class DecodingOptions:
-    """How the text of a window is found; UsageError for options that contradict each other.
-
-    `best_of` candidates are drawn above temperature 0, `beam_size` are searched at 0. `sample_len`
-    is the most tokens, half the context if None; `prompt` text or ids said before the window,
-    `prefix` those it begins with; suppress_tokens "-1" means the symbols that aren't spoken.
-    """
-
-    task: str = "transcribe"
-    language: str | None = None
-    temperature: float = 0.0
-    sample_len: int | None = None
-    best_of: int | None = None
-    beam_size: int | None = None
-    patience: float | None = None
-    length_penalty: float | None = None
-    prompt: str | Sequence[int] | None = None
-    prefix: str | Sequence[int] | None = None
-    suppress_tokens: str | Sequence[int] | None = "-1"
-    suppress_blank: bool = True
-    without_timestamps: bool = False
-    max_initial_timestamp: float | None = 1.0
-
-    def __post_init__(self) -> None:
-        check(self, _RANGES)
-        wrong = (
-            (self.task not in ("transcribe", "translate"), "task is transcribe or translate"),
-            (self.beam_size and self.best_of, "beam_size and best_of exclude each other"),
-            (self.beam_size and self.temperature, "beam_size is for temperature 0"),
-            (self.best_of and not self.temperature, "best_of is for a temperature above 0"),
-            (self.patience and not self.beam_size, "patience needs beam_size"),
-        )
-        for is_wrong, rule in wrong:
-            if is_wrong:
-                raise UsageError(rule)
-
-
-OPTIONS = names_of(DecodingOptions)
 
 
 @dataclass(frozen=True)
@@ -86,21 +40,19 @@ class DecodingResult:
 
 
 class _Text:
-    """The text of one window so far."""
+    """The text of one window so far; `left` tokens may follow."""
 
-    def __init__(self, search: Beam | Sampling, most: int, silence: float) -> None:
-        self.search, self.left, self.silence = search, most, silence
-        self.source: Sequence[int] = [0] * len(search.rows)  # at first the row that was given the prompt
+    def __init__(self, search: Beam | Sampling, left: int, silence: float) -> None:
+        self.search, self.left, self.silence = search, left, silence
+        self.source: Sequence[int] = [0] * len(search.rows)  # only the first is given the prompt
 
     @property
     def done(self) -> bool:
         return self.search.done or self.left == 0
 
-    def advance(self, logits: np.ndarray, rules: Sequence[Rule], eot: int) -> None:
+    def advance(self, logits: np.ndarray, restrict: Rule) -> None:
         """One more token in each row, of logits (rows, n_vocab), which are changed."""
-        for rule in rules:
-            rule(logits, self.search.rows)
-        logits[logits.max(-1) == NEVER, eot] = 0  # nothing may come: the text ends
+        restrict(logits, self.search.rows)
         self.source = [self.source[row] for row in self.search.advance(logits)]
         self.left -= 1
 
@@ -113,14 +65,14 @@ class Decoder:
         context: Context,
         tokenizer: Tokenizer,
         options: DecodingOptions,
-        language: str,
         random: np.random.Generator,
     ) -> None:
+        """`options.language` is a code."""
         config = context.network.config
         self.tokenizer, self.options, self.random = tokenizer, options, random
-        self.language, self.limit = language, config.n_text_ctx
-        self.start = initial_tokens(tokenizer, options, language, self.limit)
-        self.rules = _rules(tokenizer, options, config.n_audio_ctx)
+        self.limit = config.n_text_ctx
+        self.start = initial_tokens(tokenizer, options, self.limit)
+        self.restrict = _rules(tokenizer, options, config.n_audio_ctx)
         self.group = int(options.beam_size or options.best_of or 1)
         self.rows = context.rows(self.group)
         self.texts: dict[int, _Text] = {}
@@ -137,36 +89,36 @@ class Decoder:
         else:
             search = Sampling(group, options.temperature, tokenizer.eot, self.random)
         most = min(int(options.sample_len or self.limit // 2), self.limit + 1 - len(self.start))
-        text = _Text(search, most, float(_softmax(at_sot)[tokenizer.no_speech]))
-        text.advance(np.repeat(logits[None], group, axis=0), self.rules, tokenizer.eot)
-        self.texts[window] = text
+        text = self.texts[window] = _Text(
+            search, most, float(_softmax(at_sot)[tokenizer.no_speech])
+        )
+        text.advance(np.repeat(logits[None], group, axis=0), self.restrict)
 
     def step(self) -> dict[int, DecodingResult]:
         """The windows whose texts have ended, after one more token for each unless some have."""
         if self.texts and not any(text.done for text in self.texts.values()):
             self.rows.reorder({window: text.source for window, text in self.texts.items()})
-            for text in self.texts.values():
-                text.source = range(self.group)
             last = {w: [row[-1] for row in text.search.rows] for w, text in self.texts.items()}
             for window, logits in self.rows.step(last).items():
-                self.texts[window].advance(logits, self.rules, self.tokenizer.eot)
+                self.texts[window].source = range(self.group)
+                self.texts[window].advance(logits, self.restrict)
         ended = [window for window, text in self.texts.items() if text.done]
         return {window: self._result(self.texts.pop(window)) for window in ended}
 
     def _result(self, text: _Text) -> DecodingResult:
-        """The best of a window's candidates, each its tokens and the log of its probability."""
+        """The best of a window's candidates."""
+        penalty = self.options.length_penalty
 
         def score(candidate: tuple[list[int], float]) -> float:
             length, total = len(candidate[0]), candidate[1]
-            if self.options.length_penalty is None:
+            if penalty is None:
                 return total / max(length, 1)
-            # Wu et al. 2016, section 7
-            return total / ((5 + length) / 6) ** self.options.length_penalty
+            return total / ((5 + length) / 6) ** penalty  # Wu et al. 2016, section 7
 
         tokens, total = max(text.search.finished(), key=score)
         said = self.tokenizer.decode(tokens).strip()
         return DecodingResult(
-            language=self.language,
+            language=self.options.language,
             tokens=tokens,
             text=said,
             avg_logprob=float(total) / (len(tokens) + 1),
@@ -177,14 +129,10 @@ class Decoder:
 
 
 def decode(
-    context: Context,
-    tokenizer: Tokenizer,
-    options: DecodingOptions,
-    language: str,
-    random: np.random.Generator,
+    context: Context, tokenizer: Tokenizer, options: DecodingOptions, random: np.random.Generator
 ) -> DecodingResult:
-    """The text of the first window that the context has listened to."""
-    decoder = Decoder(context, tokenizer, options, language, random)
+    """The text of the first window that the context has listened to; options.language is a code."""
+    decoder = Decoder(context, tokenizer, options, random)
     decoder.begin(0)
     while True:
         if ended := decoder.step():
@@ -195,16 +143,15 @@ def detect_language(context: Context, tokenizer: Tokenizer) -> dict[str, float]:
     """The probability of each language, by code, of the first window that was listened to."""
     logits = context.rows(1).prompt(0, [tokenizer.sot], [0])[0]
     chances = _softmax(logits[list(tokenizer.language_ids)])
-    return dict(zip(tokenizer.languages, map(float, chances)))
+    return dict(zip(tokenizer.languages, chances.tolist()))
 
 
-def initial_tokens(
-    tokenizer: Tokenizer, options: DecodingOptions, language: str, n_text_ctx: int
-) -> list[int]:
+def initial_tokens(tokenizer: Tokenizer, options: DecodingOptions, n_text_ctx: int) -> list[int]:
     """What the decoder is given to begin with: earlier text, the task, the text's first words."""
     half = n_text_ctx // 2
     prompt, prefix = (_ids(tokenizer, options, name) for name in ("prompt", "prefix"))
-    begin = [*tokenizer.sequence(language, options.task, not options.without_timestamps)]
+    timestamps = not options.without_timestamps
+    begin = [*tokenizer.sequence(options.language, options.task, timestamps)]
     prefix = prefix[-(half - int(options.sample_len or half)) :]
     begin += prefix[len(begin) - half :]  # so that a prompt fits, too
     return [tokenizer.sot_prev, *prompt[-(half - 1) :], *begin] if prompt else begin
@@ -230,28 +177,21 @@ def _ids(tokenizer: Tokenizer, options: DecodingOptions, name: str) -> list[int]
 # Rules: which tokens may come next.
 
 
-def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> list[Rule]:
-    rules: list[Rule] = []
-    if options.suppress_blank:
-        blank = [*tokenizer.blank, tokenizer.eot]
-
-        def no_blank_start(logits: np.ndarray, rows: list[list[int]]) -> None:
-            if not rows[0]:
-                logits[:, blank] = NEVER
-
-        rules.append(no_blank_start)
+def _rules(tokenizer: Tokenizer, options: DecodingOptions, n_audio_ctx: int) -> Rule:
     never = _suppressed(tokenizer, options.suppress_tokens)
-    if never:
+    blank = [*tokenizer.encode(" "), tokenizer.eot]
+    latest = options.max_initial_timestamp
+    latest = round(latest / (WINDOW_S / n_audio_ctx)) if latest else None
 
-        def suppress(logits: np.ndarray, rows: list[list[int]]) -> None:
-            logits[:, never] = NEVER
+    def restrict(logits: np.ndarray, rows: list[list[int]]) -> None:
+        logits[:, never] = NEVER
+        if options.suppress_blank and not rows[0]:
+            logits[:, blank] = NEVER
+        if not options.without_timestamps:
+            _timestamps(logits, rows, tokenizer, latest)
+        logits[logits.max(-1) == NEVER, tokenizer.eot] = 0  # nothing may come: the text ends
 
-        rules.append(suppress)
-    if not options.without_timestamps:
-        latest = options.max_initial_timestamp
-        latest = round(latest / (WINDOW_S / n_audio_ctx)) if latest else None
-        rules.append(lambda logits, rows: _timestamps(logits, rows, tokenizer, latest))
-    return rules
+    return restrict
 
 
 def _suppressed(tokenizer: Tokenizer, given: str | Sequence[int] | None) -> list[int]:

@@ -127,9 +127,11 @@ def check(arguments: argparse.Namespace) -> None:
 
 def options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What goes on to Whisper.transcribe, by its names there."""
-    from zoo.whisper.options import NAMES, OPTIONS
+    from zoo.options import names_of
+    from zoo.whisper.options import TranscribeOptions
 
-    chosen = {name: value for name, value in vars(arguments).items() if name in NAMES + OPTIONS}
+    names = names_of(TranscribeOptions)
+    chosen = {name: value for name, value in vars(arguments).items() if name in names}
     first, step = arguments.temperature, arguments.temperature_increment_on_fallback
     tries = 1 + int(max(0.0, 1 + 1e-6 - first) / step) if step else 1  # up to temperature 1
     chosen["temperature"] = tuple(first + i * (step or 0) for i in range(tries))

@@ -180,12 +180,8 @@ def microphone(put: Put) -> Iterator[None]:
             f"--mic needs sounddevice and PortAudio ({one_line(error)}): pip install sounddevice"
         ) from None
     try:
-        with sounddevice.RawInputStream(
-            samplerate=SAMPLE_RATE,
-            channels=1,
-            dtype="int16",
-            callback=lambda data, *_: put(bytes(data)),
-        ):
+        form = {"samplerate": SAMPLE_RATE, "channels": 1, "dtype": "int16"}
+        with sounddevice.RawInputStream(**form, callback=lambda data, *_: put(bytes(data))):
             note("(listening; Ctrl-C ends)")
             yield
     except sounddevice.PortAudioError as error:

@@ -72,29 +72,24 @@ def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         "decoder.token_embedding.weight": (c.n_vocab, text),
         "decoder.positional_embedding": (c.n_text_ctx, text),
     }
-    for norm, size in (("encoder.ln_post", audio), ("decoder.ln", text)):
-        shapes |= {f"{norm}.weight": (size,), f"{norm}.bias": (size,)}
-    for n in range(c.n_audio_layer):
-        shapes |= _block_shapes(f"encoder.blocks.{n}", audio, audio, ("attn",))
-    for n in range(c.n_text_layer):
-        shapes |= _block_shapes(f"decoder.blocks.{n}", text, audio, ("attn", "cross_attn"))
-    return shapes
-
-
-def _block_shapes(block: str, size: int, audio: int, kinds: tuple[str, ...]) -> dict:
-    linears = {"mlp.0": (4 * size, size), "mlp.2": (size, 4 * size)}
-    for kind in kinds:
-        read = size if kind == "attn" else audio  # what keys and values are made of
-        linears |= {f"{kind}.query": (size, size), f"{kind}.out": (size, size)}
-        linears |= {f"{kind}.key": (size, read), f"{kind}.value": (size, read)}
-    shapes = {f"{block}.{name}.weight": shape for name, shape in linears.items()}
-    shapes |= {
-        f"{block}.{name}.bias": shape[:1]
-        for name, shape in linears.items()
-        if not name.endswith(".key")
-    }
-    for norm in (*(f"{kind}_ln" for kind in kinds), "mlp_ln"):
-        shapes |= {f"{block}.{norm}.weight": (size,), f"{block}.{norm}.bias": (size,)}
+    linears, norms = {}, {"encoder.ln_post": audio, "decoder.ln": text}
+    sides = (("encoder", audio, c.n_audio_layer, ("attn",)),
+             ("decoder", text, c.n_text_layer, ("attn", "cross_attn")))  # fmt: skip
+    for side, size, layers, kinds in sides:
+        for block in (f"{side}.blocks.{n}" for n in range(layers)):
+            for kind in kinds:
+                read = size if kind == "attn" else audio  # what keys and values are made of
+                rows = {"query": size, "key": read, "value": read, "out": size}
+                linears |= {f"{block}.{kind}.{name}": (size, n) for name, n in rows.items()}
+                norms[f"{block}.{kind}_ln"] = size
+            linears |= {f"{block}.mlp.0": (4 * size, size), f"{block}.mlp.2": (size, 4 * size)}
+            norms[f"{block}.mlp_ln"] = size
+    for name, shape in linears.items():
+        shapes |= {f"{name}.weight": shape}
+        if not name.endswith(".key"):
+            shapes |= {f"{name}.bias": shape[:1]}
+    for name, size in norms.items():
+        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
     return shapes
 
 

@@ -8,17 +8,61 @@ from numbers import Real
 from typing import Any
 
 from zoo.errors import UsageError
-from zoo.options import check, names_of, refuse_unknown
+from zoo.options import check, names_of
 from zoo.whisper.audio import FRAMES_PER_SECOND
-from zoo.whisper.decode import MOST, OPTIONS, DecodingOptions
 
 Clip = tuple[int, int]  # first frame, frame behind the last
-_RANGES = {"batch_size": (1, MOST), "seed": (0, float("inf"))}
+MOST = 128  # candidates, windows: more than make sense, and than fit into memory
+RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
+          "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),
+          "max_initial_timestamp": (0, 1e6), "batch_size": (1, MOST),
+          "seed": (0, float("inf"))}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class TranscribeOptions:
-    """How windows follow each other, beside `DecodingOptions`; names and defaults are openai's.
+class DecodingOptions:
+    """How the text of a window is found; UsageError for options that contradict each other.
+
+    `best_of` candidates are drawn above temperature 0, `beam_size` are searched at 0. `sample_len`
+    is the most tokens, half the context if None; `prompt` text or ids said before the window,
+    `prefix` those it begins with; suppress_tokens "-1" means the symbols that aren't spoken.
+    """
+
+    task: str = "transcribe"
+    language: str | None = None
+    temperature: float = 0.0
+    sample_len: int | None = None
+    best_of: int | None = None
+    beam_size: int | None = None
+    patience: float | None = None
+    length_penalty: float | None = None
+    prompt: str | Sequence[int] | None = None
+    prefix: str | Sequence[int] | None = None
+    suppress_tokens: str | Sequence[int] | None = "-1"
+    suppress_blank: bool = True
+    without_timestamps: bool = False
+    max_initial_timestamp: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        check(self, RANGES)
+        wrong = (
+            (self.task not in ("transcribe", "translate"), "task is transcribe or translate"),
+            (self.beam_size and self.best_of, "beam_size and best_of exclude each other"),
+            (self.beam_size and self.temperature, "beam_size is for temperature 0"),
+            (self.best_of and not self.temperature, "best_of is for a temperature above 0"),
+            (self.patience and not self.beam_size, "patience needs beam_size"),
+        )
+        for is_wrong, rule in wrong:
+            if is_wrong:
+                raise UsageError(rule)
+
+
+_OF_A_WINDOW = names_of(DecodingOptions)
+
+
+@dataclass(frozen=True)
+class TranscribeOptions(DecodingOptions):
+    """How windows follow each other, and how each is decoded; names and defaults are openai's.
 
     `temperature`: the next is tried when a text repeats itself (compression_ratio_threshold) or
     is unlikely (logprob_threshold). `clip_timestamps`: start, end, … in seconds. `vad`: leave out
@@ -46,7 +90,17 @@ class TranscribeOptions:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        check(self, _RANGES)
+        check(self, RANGES)
+        if not self.temperatures:
+            raise UsageError("temperature is a number or several, got none")
+        for temperature in self.temperatures:
+            self.at(temperature)
+
+    def at(self, temperature: float, **others: Any) -> DecodingOptions:
+        """Of a window at a temperature: beams are for 0, several draws for what is above it."""
+        unfit = ("best_of",) if temperature == 0 else ("beam_size", "patience")
+        fit = {name: getattr(self, name) for name in _OF_A_WINDOW if name not in unfit}
+        return DecodingOptions(**fit | {"temperature": temperature} | others)
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -66,25 +120,3 @@ class TranscribeOptions:
         points += [frames] * (len(points) % 2)
         points = [min(point, frames) for point in points]
         return list(zip(points[::2], points[1::2]))
-
-
-NAMES = names_of(TranscribeOptions)
-
-
-def parsed(options: dict[str, Any]) -> tuple[TranscribeOptions, dict[str, Any]]:
-    """The two kinds apart; UsageError for options that are unknown or contradict each other."""
-    refuse_unknown(options, NAMES + OPTIONS, "transcribe")
-    given = TranscribeOptions(**{k: v for k, v in options.items() if k in NAMES})
-    decoding = {k: v for k, v in options.items() if k not in NAMES}
-    if not given.temperatures:
-        raise UsageError("temperature is a number or several, got none")
-    for temperature in given.temperatures:
-        at_temperature(decoding, temperature)
-    return given, decoding
-
-
-def at_temperature(given: dict[str, Any], temperature: float) -> DecodingOptions:
-    """The options at a temperature: beams are for 0, several draws for what is above it."""
-    unfit = ("best_of",) if temperature == 0 else ("beam_size", "patience")
-    fit = {key: value for key, value in given.items() if key not in unfit}
-    return DecodingOptions(**fit, temperature=temperature)

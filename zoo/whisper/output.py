@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -69,20 +69,12 @@ def tsv(transcript: Transcript, layout: Layout = Layout()) -> str:
 def as_json(transcript: Transcript, layout: Layout = Layout()) -> str:
     """openai/whisper's keys; `words` only where they were asked for."""
     segments = [asdict(segment) for segment in transcript.segments]
-    for segment in segments:
-        if segment["words"] is None:
-            del segment["words"]
+    segments = [{k: v for k, v in row.items() if v is not None} for row in segments]
     named = {"text": transcript.text, "segments": segments, "language": transcript.language}
     return json.dumps(named)
 
 
-FORMATS: dict[str, Callable[[Transcript, Layout], str]] = {
-    "txt": txt,
-    "vtt": vtt,
-    "srt": srt,
-    "tsv": tsv,
-    "json": as_json,
-}
+FORMATS = {"txt": txt, "vtt": vtt, "srt": srt, "tsv": tsv, "json": as_json}
 
 
 def timestamp(seconds: float, hours: bool = False, point: str = ".") -> str:
@@ -165,13 +157,11 @@ def targets(sources: Sequence[str], folder: Path, formats: Sequence[str]) -> dic
     """
     written: dict[str, str] = {}
     for source in sources:
-        name = "stdin" if source == "-" else os.path.basename(source)
-        stem = os.path.splitext(name)[0]
+        stem = Path("stdin" if source == "-" else source).stem
         if stem in written:
-            raise UsageError(
-                f"{written[stem]} and {source} would both be written to "
-                f"{folder / stem}.{formats[0]}; transcribe them into two folders"
-            )
+            file = f"{folder / stem}.{formats[0]}"
+            both = f"{written[stem]} and {source} would both be written to {file}"
+            raise UsageError(f"{both}; transcribe them into two folders")
         written[stem] = source
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder):

@@ -17,6 +17,7 @@ from zoo.whisper.transcript import Segment, Word
 if TYPE_CHECKING:
     from zoo.whisper.tokenizer import Tokenizer
 
+WINDOW_S = 30
 TOKENS_PER_SECOND = 50  # positions of the encoder's output
 _MEDIAN = 7  # width of the filter along time, in such positions
 _LONGEST_MEDIAN = 0.7  # however slowly one speaks
@@ -27,18 +28,10 @@ Attend = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
 
 @dataclass
-class WordTiming:
+class WordTiming(Word):
     """One word of an alignment with its tokens; seconds from the window's begin."""
 
-    word: str
     tokens: list[int]
-    start: float
-    end: float
-    probability: float
-
-    @property
-    def duration(self) -> float:
-        return self.end - self.start
 
 
 def align(
@@ -53,7 +46,7 @@ def align(
     `attention` (heads, T, frames) are the weights of the alignment heads on positions of 20 ms, one
     row for each token of what comes before the text, of `text_tokens`, and for the end token.
     """
-    words, word_tokens = tokenizer.split_to_words([*text_tokens, tokenizer.eot], language)
+    words = tokenizer.split_to_words([*text_tokens, tokenizer.eot], language)
     if len(words) < 2 or not attention.shape[-1]:
         return []
     spread = attention.std(-2, keepdims=True)
@@ -62,10 +55,10 @@ def align(
     before = len(matrix) - len(text_tokens) - 2  # rows that show another token than the text's
     text_path, time_path = warp(-matrix[before:-1])
     begins = time_path[np.diff(text_path, prepend=-1) > 0] / TOKENS_PER_SECOND  # of each token
-    bounds = np.cumsum([0, *map(len, word_tokens[:-1])]).tolist()
+    bounds = np.cumsum([0, *(len(tokens) for _, tokens in words[:-1])]).tolist()
     return [
-        WordTiming(word, tokens, float(begins[a]), float(begins[b]), float(token_probs[a:b].mean()))
-        for word, tokens, (a, b) in zip(words, word_tokens, itertools.pairwise(bounds))
+        WordTiming(word, float(begins[a]), float(begins[b]), float(token_probs[a:b].mean()), tokens)
+        for (word, tokens), (a, b) in zip(words, itertools.pairwise(bounds))
     ]
 
 
@@ -185,8 +178,8 @@ def _shorten_after_pause(words: Sequence[Word], last_speech: float, typical: flo
     if first.end - last_speech <= 4 * typical:
         return
     both_long = second is not None and second.end - first.start > 2 * limit
-    if first.end - first.start > limit or both_long:
-        if second is not None and second.end - second.start > limit:
+    if first.duration > limit or both_long:
+        if second is not None and second.duration > limit:
             first.end = second.start = max(second.end / 2, second.end - limit)
         first.start = max(0, first.end - limit)
 
@@ -209,8 +202,8 @@ def _fit(segment: Segment, words: Sequence[Word], typical: float) -> None:
 
 def anomaly(word: Word) -> float:
     """How odd a word is: 0 for a usual one."""
-    duration = word.end - word.start
-    return (word.probability < 0.15) + max(0, 0.133 - duration) * 15 + max(0, duration - 2.0)
+    too_short, too_long = max(0, 0.133 - word.duration), max(0, word.duration - 2.0)
+    return (word.probability < 0.15) + too_short * 15 + too_long
 
 
 def is_anomaly(segment: Segment | None) -> bool:
@@ -236,35 +229,23 @@ def end_of(segments: Sequence[Segment]) -> float | None:
 
 
 def first_made_up(
-    segments: Sequence[Segment],
-    last_speech: float,
-    begin: float,
-    end: float,
-    window_end: float,
-    threshold: float,
+    segments: Sequence[Segment], last_speech: float, begin: float, end: float, threshold: float
 ) -> int | None:
     """The number of the first odd segment that lies between silences or other odd ones, if any.
 
-    `last_speech`: where speech before the window ended; `begin` and `end` of the window's audio,
-    `window_end` of its 30 s; `threshold`: how long a silence is.
+    `last_speech`: where speech before the window ended; `begin` and `end` of the window's audio;
+    `threshold`: how long a silence is.
     """
     for number, segment in enumerate(segments):
         if not segment.words:
             continue
         if is_anomaly(segment):
-            after = next_with_words(segments[number + 1 :])
-            following = after.words[0].start if after else end
-            silence_before = (
-                segment.start - last_speech > threshold
-                or segment.start < threshold
-                or segment.start - begin < 2.0
-            )
-            silence_after = (
-                following - segment.end > threshold
-                or is_anomaly(after)
-                or window_end - segment.end < 2.0
-            )
-            if silence_before and silence_after:
+            following = next_with_words(segments[number + 1 :])
+            start, stop = segment.start, segment.end
+            next_start = following.words[0].start if following else end
+            before = start - last_speech > threshold or start < threshold or start - begin < 2
+            after = next_start - stop > threshold or begin + WINDOW_S - stop < 2
+            if before and (after or is_anomaly(following)):
                 return number
         last_speech = segment.end
     return None

@@ -10,8 +10,8 @@ import string
 from collections.abc import Sequence
 from functools import cached_property
 from importlib import resources
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from weights import Checkpoint, WeightError, hf_vocabulary
 from weights.config import FILES, tokenizer_files
@@ -37,28 +37,30 @@ class Tokenizer:
 
     `tokens`: the text tokens in the order of their ids, in GPT-2's printable alphabet; the id is
     the rank of the merge that makes a token. The special ids follow, as many as `n_vocab` leaves.
+    WeightError, naming the file, for tokens that aren't Whisper's.
     """
 
-    def __init__(self, tokens: Sequence[str], n_vocab: int) -> None:
+    def __init__(self, tokens: Sequence[str], n_vocab: int, file: Path | None = None) -> None:
         count, fixed = len(tokens), 2 + len(_AFTER_LANGUAGES) + _TIMES
         languages = n_vocab - count - fixed
+        if byte_alphabet().keys() - {ord(token) for token in tokens if len(token) == 1}:
+            raise WeightError("the vocabulary lacks some bytes", file=file)
+        if len(set(tokens)) < count:
+            raise WeightError("the vocabulary has a token twice", file=file)
         if not 0 < languages <= len(LANGUAGES):
             expected = f"{fixed + 1} to {fixed + len(LANGUAGES)} tokens fewer than the {n_vocab}"
-            raise WeightError("not Whisper's vocabulary", expected=expected, got=count)
+            raise WeightError("not Whisper's vocabulary", file=file, expected=expected, got=count)
         self.n_vocab, self.multilingual = n_vocab, n_vocab >= MULTILINGUAL_FROM
         self.languages = tuple(LANGUAGES)[:languages]
-        names = (_END, _START, *map("<|{}|>".format, self.languages))
-        names += tuple(map("<|{}|>".format, _AFTER_LANGUAGES))
-        self.eot, self.sot, first = count, count + 1, count + 2
-        self.language_ids = tuple(range(first, first + languages))
-        after = iter(range(first + languages, n_vocab))
-        self.translate, self.transcribe = next(after), next(after)
-        self.sot_lm, self.sot_prev = next(after), next(after)
-        self.no_speech, self.no_timestamps = next(after), next(after)
-        self.timestamp_begin = self.no_timestamps + 1
-        times = (f"<|{i * 0.02:.2f}|>" for i in range(_TIMES))
+        names = [_END, _START, *map("<|{}|>".format, (*self.languages, *_AFTER_LANGUAGES))]
+        names += [f"<|{i * 0.02:.2f}|>" for i in range(_TIMES)]
+        ids = iter(range(count, n_vocab))
+        self.eot, self.sot = next(ids), next(ids)
+        self.language_ids = tuple(islice(ids, languages))
+        self.translate, self.transcribe, self.sot_lm, self.sot_prev = islice(ids, 4)
+        self.no_speech, self.no_timestamps, self.timestamp_begin = islice(ids, 3)
         text = to_bytes(tokens)
-        self._bytes = [*text, *(name.encode() for name in (*names, *times))]
+        self._bytes = [*text, *(name.encode() for name in names)]
         self._encoder = BytePairEncoder(tokens, text, (), GPT2, whole_words=True)
 
     def language_id(self, code: str) -> int:
@@ -88,11 +90,6 @@ class Tokenizer:
         return b"".join([self._bytes[i] for i in ids]).decode("utf-8", "replace")
 
     @cached_property
-    def blank(self) -> list[int]:
-        """The ids of a space."""
-        return self.encode(" ")
-
-    @cached_property
     def non_speech_tokens(self) -> tuple[int, ...]:
         """Ids of what isn't spoken (brackets, notes), which decoding suppresses by default.
 
@@ -107,37 +104,31 @@ class Tokenizer:
 
     def split_to_words(
         self, ids: Sequence[int], language: str | None = None
-    ) -> tuple[list[str], list[list[int]]]:
-        """The words of a text, punctuation apart, and the ids of each."""
-        words, word_ids = self._split_to_characters(ids)
+    ) -> list[tuple[str, list[int]]]:
+        """The words of a text, punctuation apart, each with its ids."""
+        characters = self._characters(ids)
         if language in UNSPACED and self.multilingual:
-            return words, word_ids
-        out: tuple[list[str], list[list[int]]] = [], []
-        for word, own in zip(words, word_ids):
-            apart = own[0] >= self.eot or word.startswith(" ") or word.strip() in string.punctuation
-            if apart or not out[0]:
-                out[0].append(word)
-                out[1].append(own)
-            else:
-                out[0][-1] += word
-                out[1][-1] += own
-        return out
+            return characters
+        words: list[tuple[str, list[int]]] = []
+        for text, own in characters:
+            apart = own[0] >= self.eot or text.startswith(" ") or text.strip() in string.punctuation
+            before = ("", []) if apart or not words else words.pop()
+            words.append((before[0] + text, before[1] + own))
+        return words
 
-    def _split_to_characters(self, ids: Sequence[int]) -> tuple[list[str], list[list[int]]]:
+    def _characters(self, ids: Sequence[int]) -> list[tuple[str, list[int]]]:
         """The smallest groups of ids that are whole characters, or whose bytes never are."""
-        whole = self.decode_with_timestamps(ids)
-        words: list[str] = []
-        groups: list[list[int]] = []
-        start, group = 0, []
+        whole, start = self.decode_with_timestamps(ids), 0
+        groups: list[tuple[str, list[int]]] = []
+        group: list[int] = []
         for i in ids:
             group.append(i)
             text = self.decode_with_timestamps(group)
             broken = text.find("\ufffd")
             if broken < 0 or whole[start + broken : start + broken + 1] in ("", "\ufffd"):
-                words.append(text)
-                groups.append(group)
+                groups.append((text, group))
                 start, group = start + len(text), []
-        return words, groups
+        return groups
 
 
 def tokenizer_of(checkpoint: Checkpoint, n_vocab: int) -> Tokenizer:
@@ -150,15 +141,7 @@ def tokenizer_of(checkpoint: Checkpoint, n_vocab: int) -> Tokenizer:
         tokens = packaged(n_vocab >= MULTILINGUAL_FROM)
     if _END in tokens:
         tokens = tokens[: tokens.index(_END)]
-    if byte_alphabet().keys() - {ord(token) for token in tokens if len(token) == 1}:
-        raise WeightError("the vocabulary lacks some bytes", file=checkpoint.path)
-    if len(set(tokens)) < len(tokens):
-        raise WeightError("the vocabulary has a token twice", file=checkpoint.path)
-    try:
-        return Tokenizer(tokens, n_vocab)
-    except WeightError as error:
-        facts = {"expected": error.expected, "got": error.got}
-        raise WeightError(error.problem, file=checkpoint.path, **facts) from None
+    return Tokenizer(tokens, n_vocab, checkpoint.path)
 
 
 def packaged(multilingual: bool) -> list[str]:
@@ -182,17 +165,11 @@ def _own_tokens(checkpoint: Checkpoint) -> list[str] | None:
         if checkpoint.path.is_dir() or FILES in checkpoint.metadata or _START in tokens:
             return ["" if token.startswith("\0") else token for token in tokens]  # an id unused
     if (file := checkpoint.path / "vocab.json").is_file():
-        return _by_id(read_object(file), file)
+        ids = read_object(file)
+        if {*map(type, ids.values())} - {int} or sorted(ids.values()) != [*range(len(ids))]:
+            raise WeightError("not a vocabulary: its ids aren't 0, 1, 2, …", file=file)
+        return sorted(ids, key=ids.__getitem__)
     return None
-
-
-def _by_id(ids: dict[str, Any], file: Path) -> list[str]:
-    """The tokens of vocab.json in the order of their ids."""
-    if all(type(i) is int for i in ids.values()):
-        tokens = sorted(ids, key=ids.__getitem__)
-        if [ids[token] for token in tokens] == list(range(len(ids))):
-            return tokens
-    raise WeightError("not a vocabulary: its ids aren't 0, 1, 2, …", file=file)
 
 
 def _to_alphabet(tokens: list[str]) -> list[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zoo.whisper import audio, timing, vad
 from zoo.whisper.context import Context, Network
 from zoo.whisper.decode import Decoder, DecodingResult, decode
-from zoo.whisper.options import Clip, TranscribeOptions, at_temperature
+from zoo.whisper.options import Clip, DecodingOptions, TranscribeOptions
 from zoo.whisper.transcript import Segment
 
 if TYPE_CHECKING:
@@ -66,7 +66,6 @@ class Run:
     tokenizer: Tokenizer
     recording: audio.Recording
     options: TranscribeOptions
-    decoding: dict[str, Any]
     on_segment: Callable[[Segment], None] | None = None
     progress: Callable[[float, float], None] | None = None
     language: str = "en"
@@ -109,7 +108,7 @@ class Run:
         first = list(itertools.islice(strands, 2))
         strands = itertools.chain(first, strands)
         if len(first) > 1 and self.options.batch_size > 1:
-            self._work_side_by_side(strands, alone, self.options.batch_size)
+            self._work_side_by_side(strands, alone)
             return
         for strand in strands:
             while not self._is_over(strand):
@@ -118,12 +117,12 @@ class Run:
                 self._hand_out(strand)
             self._hand_out(strand)
 
-    def _work_side_by_side(self, strands: Iterator[Strand], alone: Context, count: int) -> None:
-        """Keep `count` windows busy; what isn't good at once is decoded again, alone."""
+    def _work_side_by_side(self, strands: Iterator[Strand], alone: Context) -> None:
+        """Keep a context's windows busy; what isn't good at once is decoded again, alone."""
+        count = self.options.batch_size
         context = self.network.context(count)
-        options = at_temperature(self.decoding, self.options.temperatures[0])
-        options = replace(options, prompt=self.prompt)
-        decoder = Decoder(context, self.tokenizer, options, self.language, self.random)
+        options = self._options(self.options.temperatures[0], self.prompt)
+        decoder = Decoder(context, self.tokenizer, options, self.random)
         opened: list[Strand] = []  # some of it isn't handed out yet
         resting: list[Strand] = []
         busy: dict[int, tuple[Strand, np.ndarray]] = {}
@@ -144,9 +143,9 @@ class Run:
                 is_good = self._is_good(result)
                 if not is_good or self.options.word_timestamps:
                     alone.listen(features)
-                self._take(
-                    alone, strand, result if is_good else self._decoded(alone, strand, result)
-                )
+                if not is_good:
+                    result = self._decoded(alone, strand, result)
+                self._take(alone, strand, result)
                 resting.append(strand)
             while opened:
                 self._hand_out(opened[0])
@@ -197,6 +196,9 @@ class Run:
         if not self.options.condition_on_previous_text or result.temperature > HOT:
             strand.forgotten = len(strand.said)
 
+    def _options(self, temperature: float, prompt: list[int]) -> DecodingOptions:
+        return self.options.at(temperature, language=self.language, prompt=prompt)
+
     def _decoded(
         self, context: Context, strand: Strand, tried: DecodingResult | None = None
     ) -> DecodingResult:
@@ -204,14 +206,13 @@ class Run:
 
         `tried` is what the first of them gave, if it has been tried.
         """
-        result, temperatures = tried, self.options.temperatures[tried is not None :]
-        prompt = self._prompt(strand)
-        for temperature in temperatures:
-            options = replace(at_temperature(self.decoding, temperature), prompt=prompt)
-            result = decode(context, self.tokenizer, options, self.language, self.random)
+        result, prompt = tried, self._prompt(strand)
+        for temperature in self.options.temperatures[tried is not None :]:
+            options = self._options(temperature, prompt)
+            result = decode(context, self.tokenizer, options, self.random)
             if self._repeats(result.tokens, prompt):
-                options = replace(options, prompt=self.prompt)
-                result = decode(context, self.tokenizer, options, self.language, self.random)
+                options = self._options(temperature, self.prompt)
+                result = decode(context, self.tokenizer, options, self.random)
             if self._is_good(result):
                 break
         return result
@@ -250,8 +251,7 @@ class Run:
         return o.logprob_threshold is None or result.avg_logprob <= o.logprob_threshold
 
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
-        task = self.decoding.get("task", "transcribe")
-        begin = [*self.tokenizer.sequence(self.language, task), self.tokenizer.no_timestamps]
+        begin = [*self.tokenizer.sequence(self.language, self.options.task, timestamps=False)]
         frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
 
         def attend(text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -271,11 +271,10 @@ class Run:
         """
         seek, begin, size = strand.seek, strand.begin, strand.size
         threshold = self.options.hallucination_silence_threshold
-        window_end = begin + N_FRAMES / FRAMES_PER_SECOND
         end = timing.end_of(segments)
         if not ends_whole(tokens, self.tokenizer.timestamp_begin) and end and end > begin:
             after = round(end * FRAMES_PER_SECOND)
-            if threshold is not None and window_end - end <= threshold:
+            if threshold is not None and begin + timing.WINDOW_S - end <= threshold:
                 after = seek + size
         if threshold is not None:
             first = timing.next_with_words(segments)
@@ -283,9 +282,7 @@ class Run:
                 segments.clear()  # once more, from where the doubtful words begin
                 return seek + round((first.start - begin) * FRAMES_PER_SECOND)
             ends = begin + size / FRAMES_PER_SECOND
-            at = timing.first_made_up(
-                segments, strand.last_speech, begin, ends, window_end, threshold
-            )
+            at = timing.first_made_up(segments, strand.last_speech, begin, ends, threshold)
             if at is not None:
                 made_up = segments[at]
                 after = round(max(begin + 1, made_up.start) * FRAMES_PER_SECOND)

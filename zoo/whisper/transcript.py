@@ -17,6 +17,10 @@ class Word:
     end: float
     probability: float
 
+    @property
+    def duration(self) -> float:
+        return self.end - self.start
+
 
 @dataclass
 class Segment:

@@ -69,15 +69,12 @@ def is_steady(loudness: np.ndarray) -> bool:
     return len(level) > 200 and bool(level.max() - level.min() < STEADY)
 
 
-def windows(
-    clips: Sequence[Clip], loudness: np.ndarray | None = None, limit: int = 3000
-) -> list[list[Clip]]:
+def windows(clips: Sequence[Clip], loudness: np.ndarray, limit: int = 3000) -> list[list[Clip]]:
     """Clips packed, in order, into windows of at most `limit` frames together.
 
-    A longer clip is cut where it is quietest in the last third of a window (at the limit, without
-    loudness).
+    A longer clip is cut where it is quietest in the last third of a window.
     """
-    quiet = None if loudness is None else _smooth(loudness, SYLLABLE)
+    quiet = _smooth(loudness, SYLLABLE)
     packed: list[list[Clip]] = []
     room = 0
     for clip in clips:
@@ -142,14 +139,12 @@ class Timeline:
         return replace(placed(segment), id=number, seek=seek, words=words)
 
 
-def _cut(clip: Clip, limit: int, quiet: np.ndarray | None) -> list[Clip]:
+def _cut(clip: Clip, limit: int, quiet: np.ndarray) -> list[Clip]:
     start, end = clip
     parts = []
     while end - start > limit:
-        at = start + limit
-        if quiet is not None:
-            late = start + max(1, limit * 2 // 3)
-            at = late + int(np.argmin(quiet[late : at + 1]))
+        late = start + max(1, limit * 2 // 3)
+        at = late + int(np.argmin(quiet[late : start + limit + 1]))
         parts.append((start, at))
         start = at
     return [*parts, (start, end)]

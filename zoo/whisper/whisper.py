@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from zoo.errors import UsageError
-from zoo.options import refuse_unknown
+from zoo.options import names_of, refuse_unknown
 from zoo.whisper import decode as decoding
 from zoo.whisper.audio import record
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
-from zoo.whisper.options import parsed
+from zoo.whisper.options import DecodingOptions, TranscribeOptions
 from zoo.whisper.transcribe import N_FRAMES, Run
 from zoo.whisper.transcript import Segment, Transcript
 
@@ -42,17 +43,18 @@ class Whisper:
 
         `on_segment` is called with each segment as it is found, `progress` with the seconds done
         and in all, `on_language` with the code of the language that was heard. `options` are the
-        fields of `zoo.whisper.options.TranscribeOptions` and `zoo.whisper.decode.DecodingOptions`,
-        such as language, task, beam_size, word_timestamps, batch_size. UsageError for options that
-        are unknown or contradict each other, AudioError for what can't be read as audio.
+        fields of `TranscribeOptions`, such as language, task, beam_size, word_timestamps,
+        batch_size. UsageError for options that are unknown or contradict each other, AudioError
+        for what can't be read as audio.
         """
-        own, chosen = parsed(options)
+        refuse_unknown(options, names_of(TranscribeOptions), "transcribe")
+        given = TranscribeOptions(**options)
         recording = record(audio, self.config.n_mels, self.network.device)
-        run = Run(self.network, self.tokenizer, recording, own, chosen, on_segment, progress)
-        begin, given = run.clips[0][0] if run.clips else 0, chosen.get("language")
+        run = Run(self.network, self.tokenizer, recording, given, on_segment, progress)
+        begin = run.clips[0][0] if run.clips else 0
         first = recording.mel[:, begin : begin + N_FRAMES]
-        run.language = self._language(given, lambda: self._listening(first))
-        if on_language and given is None and self.tokenizer.multilingual:
+        run.language = self._language(given.language, lambda: self._listening(first))
+        if on_language and given.language is None and self.tokenizer.multilingual:
             on_language(run.language)
         run.work()
         text = "".join(segment.text for segment in run.segments)
@@ -88,12 +90,11 @@ class Whisper:
 
     def decode(self, mel: np.ndarray, seed: int = 0, **options: Any) -> decoding.DecodingResult:
         """The text of one window; `options` are the fields of `DecodingOptions`."""
-        refuse_unknown(options, decoding.OPTIONS, "decode")
-        given = decoding.DecodingOptions(**options)
+        refuse_unknown(options, names_of(DecodingOptions), "decode")
+        given = DecodingOptions(**options)
         context = self._listening(mel)
-        language = self._language(given.language, lambda: context)
-        random = np.random.default_rng(seed)
-        return decoding.decode(context, self.tokenizer, given, language, random)
+        given = replace(given, language=self._language(given.language, lambda: context))
+        return decoding.decode(context, self.tokenizer, given, np.random.default_rng(seed))
 
     def rehearse(self) -> None:
         """Run every program that a transcription with default options uses, on silence."""

@@ -7,7 +7,8 @@ import pytest
 
 from tests.zoo.llama.fake import one, scripted
 from zoo.errors import UsageError, UserError
-from zoo.llama.generate import PromptTooLong, StopStrings
+from zoo.llama.generate import PromptTooLong
+from zoo.llama.reply import StopStrings
 
 END = "<|im_end|>"
 

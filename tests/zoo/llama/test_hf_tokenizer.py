@@ -179,3 +179,45 @@ def test_broken_sentencepiece_model_is_named(tmp_path):
     (tmp_path / "tokenizer.model").write_bytes(b"\xff\xfe nonsense")
     with pytest.raises(WeightError, match="tokenizer.model"):
         from_folder(tmp_path)
+
+
+def pieces(tokens: list[str], **options) -> dict:
+    """A tokenizer.json of whole pieces, each merged character by character in their order."""
+    singles = [*dict.fromkeys("".join(tokens)), *(f"<0x{i:02X}>" for i in range(256))]
+    merges = [f"{t[:i]} {t[i]}" for t in tokens for i in range(1, len(t))]
+    names = dict.fromkeys(["<unk>", "<s>", "[I]", *singles, *(m.replace(" ", "") for m in merges)])
+    vocabulary = {token: i for i, token in enumerate(names)}
+    added = [{"id": i, "content": t, "special": True} for t, i in list(vocabulary.items())[:3]]
+    model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "byte_fallback": True,
+             "unk_token": "<unk>"}  # fmt: skip
+    return {"model": model, "added_tokens": added, **options}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "text", "wanted"),
+    [
+        ("first", "a [I]a[I] a", ["▁a", "▁", "[I]", "a", "[I]", "▁a"]),
+        ("first", " a", ["▁a"]),
+        ("first", "<s>a", ["<s>", "a"]),
+        ("always", "<s>a[I] a", ["<s>", "▁a", "[I]", "▁a"]),
+        ("never", "<s>a a", ["<s>", "a", "▁a"]),
+    ],
+)
+def test_metaspace_puts_a_space_where_its_scheme_says(tmp_path, scheme, text, wanted):
+    """Mistral's later files say "first": what follows [INST] has no space put before it."""
+    step = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    write(tmp_path, tokenizer=pieces(["▁a"], normalizer=None, pre_tokenizer=step))
+    tokenizer = from_folder(tmp_path)
+    got = [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text, special=True)]
+    assert [piece.replace(" ", "▁") for piece in got] == wanted
+
+
+def test_runs_of_spaces_are_tokens_of_their_own_in_gemma(tmp_path):
+    data = pieces(["▁▁", "▁a"], normalizer={"type": "Replace", "content": "▁"}, pre_tokenizer=None)
+    token = data["model"]["vocab"]["▁▁"]
+    data["added_tokens"].append({"id": token, "content": "▁▁", "special": False})
+    write(tmp_path, tokenizer=data)
+    tokenizer = from_folder(tmp_path)
+    ids = data["model"]["vocab"]
+    assert tokenizer.encode("a  a a") == [ids["a"], token, ids["a"], ids["▁a"]]
+    assert tokenizer.decode(tokenizer.encode("a  a a")) == "a  a a"

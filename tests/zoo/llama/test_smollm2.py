@@ -140,6 +140,21 @@ def test_sampling_repeats_with_the_seed(model):
     assert text(1) == text(1) != text(2)
 
 
+def test_replies_are_held_to_a_schema_or_a_regex(model):
+    schema = {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 20},
+            "inhabitants": {"type": "integer", "minimum": 1},
+        },
+        "required": ["city", "inhabitants"],
+        "additionalProperties": False,
+    }
+    text = "".join(model.chat(QUESTION, json_schema=schema, max_tokens=60))
+    assert set(json.loads(text)) == {"city", "inhabitants"}
+    assert "".join(model.chat(QUESTION, regex="(Rome|Paris|Oslo)")) == "Paris"
+
+
 def test_greedy_reply_on_the_reference_backend(smollm2):
     model = zoo.llama.load(smollm2, device="reference", ctx=64)
     reply = model.chat(QUESTION)

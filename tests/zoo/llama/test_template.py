@@ -9,7 +9,7 @@ from zoo.llama.gguf_tokenizer import from_gguf
 from zoo.llama.template import ChatTemplate, Guard, TemplateError
 from zoo.llama.tokenizer import Tokenizer
 
-# The conventions of four families, written afresh: what matters is where they strip, what they
+# The conventions of some families, written afresh: what matters is where they strip, what they
 # put beside a message and which tokens they spell.
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\\n' + message.content"
@@ -47,6 +47,32 @@ MISTRAL = (
     "{{ '[INST]' + message['content'] + '[/INST]' }}{% else %}"
     "{{ message['content'] | trim + eos_token }}{% endif %}{% endfor %}"
 )
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}"
+    "{% endif %}{% for message in messages %}"
+    "{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\n' }}{% endif %}"
+)
+MISTRAL_3 = """
+{%- if messages[0]['role'] == 'system' %}
+  {%- set system, turns = messages[0]['content'], messages[1:] %}
+{%- else %}{%- set turns = messages %}{%- endif %}
+{%- set users = turns | selectattr('role', 'equalto', 'user') | list %}
+{%- set ns = namespace(index=0) %}
+{{- bos_token }}
+{%- for message in turns %}
+  {%- if not (message.tool_calls is defined and message.tool_calls is not none) %}
+    {%- if (message['role'] == 'user') != (ns.index % 2 == 0) %}
+      {{- raise_exception('roles must alternate') }}
+    {%- endif %}{%- set ns.index = ns.index + 1 %}
+  {%- endif %}
+  {%- if message['role'] == 'user' %}
+    {%- if loop.last and system is defined %}{{- '[INST] ' + system + '\n\n' + message['content'] }}
+    {%- else %}{{- '[INST] ' + message['content'] }}{%- endif %}{{- '[/INST]' }}
+  {%- else %}{{- ' ' + message['content'] | trim + eos_token }}{%- endif %}
+{%- endfor %}
+"""
 FAMILIES = {
     "chatml": (CHATML, ("<|im_start|>", "<|im_end|>")),
     "llama2": (LLAMA2, ("<unk>", "<s>", "</s>")),
@@ -55,6 +81,8 @@ FAMILIES = {
         ("<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<|eot_id|>"),
     ),
     "mistral": (MISTRAL, ("[INST]", "[/INST]", "<s>", "</s>")),
+    "mistral 3": (MISTRAL_3, ("[INST]", "[/INST]", "<s>", "</s>")),
+    "gemma": (GEMMA, ("<bos>", "<start_of_turn>", "<end_of_turn>")),
 }
 TURNS = ("  What is 2 < 3? ", "It is true.\n", "\tAnd a[0] > b | c? ")
 
@@ -191,3 +219,25 @@ def test_without_template_and_tokens_plain_lines_serve():
     assert "no chat template" in template.note
     assert template.render(messages("hi")) == "user: hi\nassistant:"
     assert template.stop == ("\nuser:",)
+
+
+def test_gemma_s_conventions():
+    _, template = family("gemma")
+    turns = [{"role": "user", "content": " Hi "}, {"role": "assistant", "content": "Ho"}]
+    rendered = template.render(turns)
+    assert rendered.endswith(
+        "<start_of_turn>user\nHi<end_of_turn>\n<start_of_turn>model\nHo<end_of_turn>\n"
+        "<start_of_turn>model\n"
+    )
+    with pytest.raises(TemplateError, match="no system role"):
+        template.ids([{"role": "system", "content": "x"}, *turns])
+
+
+def test_mistral_s_conventions():
+    _, template = family("mistral 3")
+    user, reply = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}
+    system = {"role": "system", "content": "Be brief."}
+    assert "[INST] Be brief.\n\nHi[/INST]" in template.render([system, user])
+    assert "[INST] Hi[/INST] Ho" in template.render([user, reply, user])
+    with pytest.raises(TemplateError, match="roles must alternate"):
+        template.ids([user, user])

@@ -146,7 +146,8 @@ def test_folders_hold_the_same_tokenizer(tmp_path, layout) -> None:
 def test_a_folder_says_what_it_pads_with(tmp_path, token) -> None:
     write_folder(tmp_path, "txt")
     assert from_folder(tmp_path).pad == 49407
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": token}))
+    config = {"pad_token": token, "model_max_length": int(1e30)}  # transformers's "no end"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     assert from_folder(tmp_path).pad == 0
     assert from_folder(tmp_path, pad=5).pad == 5
 

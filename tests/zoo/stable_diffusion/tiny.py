@@ -176,3 +176,15 @@ def folder(path: Path, made: dict[str, np.ndarray], **configs: dict[str, Any]) -
         (path / part / name).write_text(json.dumps(config))
     (path / "model_index.json").write_text(json.dumps(index))
     return path
+
+
+def with_tokenizer(path: Path, size: int = VOCAB) -> Path:
+    """A diffusers folder with a tokenizer of `size` tokens, which knows single characters only."""
+    (path / "tokenizer").mkdir()
+    characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
+    names = [c + end for end in ("", "</w>") for c in characters]
+    vocab = {name: id for id, name in enumerate(names)}
+    vocab |= {"<|startoftext|>": size - 2, "<|endoftext|>": size - 1}
+    (path / "tokenizer" / "vocab.json").write_text(json.dumps(vocab))
+    (path / "tokenizer" / "merges.txt").write_text("#version: 0.2\n")
+    return path

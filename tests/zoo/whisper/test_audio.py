@@ -207,6 +207,23 @@ def test_an_open_file_and_a_name_that_looks_like_an_address(tmp_path, monkeypatc
     assert len(load_audio("data:x,y.wav")) == 113600
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "ffconcat version 1.0\nfile beside.wav\n",
+        "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nbeside.wav\n#EXT-X-ENDLIST\n",
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=audio 5004 RTP/AVP 0\n",
+    ],
+    ids=["concat", "hls", "sdp"],
+)
+def test_a_file_that_names_other_files_or_addresses_opens_none(tmp_path, monkeypatch, content):
+    """Otherwise an uploaded file of a line would hand out any sound of the machine."""
+    monkeypatch.chdir(tmp_path)
+    wav(tmp_path / "beside.wav", (sine(1) * 32767).astype("<i2"), 16000)
+    with pytest.raises(AudioError, match="no audio that can be read"):
+        load_audio(io.BytesIO(content.encode()))
+
+
 def test_stdin_may_be_a_pipe_even_for_mp4():
     script = "from zoo.whisper.audio import load_audio; print(len(load_audio('-')))"
     file = encoded(sine(1), "mp4", "aac", 16000)

@@ -10,7 +10,7 @@ import pytest
 
 from zoo.whisper import transcribe as module
 from zoo.whisper.decode import DecodingResult
-from zoo.whisper.options import parsed
+from zoo.whisper.options import TranscribeOptions
 from zoo.whisper.vad import Timeline
 
 GOOD = DecodingResult("en", [1, 2], "good", -0.3, 0.1, 0.0, 1.2)
@@ -22,19 +22,20 @@ SILENCE = replace(GOOD, avg_logprob=-1.5, no_speech_prob=0.9)
 def run(**options) -> module.Run:
     tokenizer = SimpleNamespace(eot=100, timestamp_begin=200, multilingual=False)
     config = SimpleNamespace(n_audio_ctx=1500, n_text_ctx=448, n_mels=80)
-    own, decoding = parsed(options)
     recording = SimpleNamespace(mel=None, loudness=None, frames=3000, duration=30.0)
-    return module.Run(SimpleNamespace(config=config), tokenizer, recording, own, decoding)
+    return module.Run(
+        SimpleNamespace(config=config), tokenizer, recording, TranscribeOptions(**options)
+    )
 
 
 def tried(monkeypatch, script: dict[float, DecodingResult], **options) -> tuple[float, list[float]]:
     """The temperature whose text is taken, and all that were tried."""
     temperatures: list[float] = []
 
-    def decode(context, tokenizer, given, language, random):
+    def decode(context, tokenizer, given, random):
         temperatures.append(given.temperature)
         found = script.get(given.temperature, GOOD)
-        return [replace(found, temperature=given.temperature)]
+        return replace(found, temperature=given.temperature)
 
     monkeypatch.setattr(module, "decode", decode)
     strand = module.Strand(np.zeros((80, 3000)), Timeline([(0, 3000)]), 0, 3000, [])

@@ -27,8 +27,8 @@ class Fake:
         self.loaded: tuple = ()
         self.calls: list[tuple[object, dict]] = []
 
-    def load(self, *args) -> Fake:
-        self.loaded = args
+    def load(self, *args, **flags) -> Fake:
+        self.loaded = (*args, *flags.values())
         return self
 
     def transcribe(

@@ -12,7 +12,7 @@ import pytest
 
 from weights import WeightError
 from zoo.whisper import timing
-from zoo.whisper.heads import heads_of, measured
+from zoo.whisper.loading import heads_of, measured
 from zoo.whisper.timing import WordTiming
 from zoo.whisper.tokenizer import Tokenizer, packaged
 from zoo.whisper.transcript import Segment, Word
@@ -125,7 +125,7 @@ def test_a_very_short_window_gives_finite_times(tokenizer: Tokenizer, frames: in
 
 
 def timed(*words: str) -> list[WordTiming]:
-    return [WordTiming(word, [n], n, n + 1, 1.0) for n, word in enumerate(words)]
+    return [WordTiming(word, n, n + 1, 1.0, [n]) for n, word in enumerate(words)]
 
 
 def test_punctuation_joins_the_word_it_belongs_to() -> None:
@@ -258,7 +258,7 @@ def test_what_is_odd_between_silences_is_made_up() -> None:
         return segment(start, start + 1.5, [], words=words)
 
     def made_up(*segments: Segment) -> int | None:
-        return timing.first_made_up(segments, 0.0, 0.0, 30.0, 30.0, threshold=2.0)
+        return timing.first_made_up(segments, 0.0, 0.0, 30.0, threshold=2.0)
 
     assert made_up(said(3), said(10), said(20)) is None
     assert made_up(said(3), said(10, 0.01), said(20)) == 1
@@ -271,11 +271,15 @@ def test_what_is_odd_between_silences_is_made_up() -> None:
 # Alignment heads.
 
 
+def sized(layers: int, heads: int, n_vocab: int = 0) -> Any:
+    return SimpleNamespace(n_text_layer=layers, n_text_head=heads, n_vocab=n_vocab)
+
+
 def test_heads_that_the_file_names_are_used() -> None:
-    assert heads_of(6, 8, {"alignment_heads": [[3, 1], [5, 6]]}) == ((3, 1), (5, 6))
+    assert heads_of(sized(6, 8), {"alignment_heads": [[3, 1], [5, 6]]}) == ((3, 1), (5, 6))
     for wrong in ([[6, 0]], [[0, 8]], [[-1, 0]], [[1]], "ab", [1, 2], [[True, 0]], {"a": 1}, 7):
         with pytest.raises(WeightError, match="not heads of this model"):
-            heads_of(6, 8, {"alignment_heads": wrong})
+            heads_of(sized(6, 8), {"alignment_heads": wrong})
 
 
 @pytest.mark.parametrize(
@@ -295,14 +299,14 @@ def test_heads_that_the_file_names_are_used() -> None:
 def test_openai_s_models_are_known_by_their_size(
     name: str, sizes: tuple[int, int], n_vocab: int, known: str
 ) -> None:
-    heads = heads_of(*sizes, {}, name, n_vocab)
+    heads = heads_of(sized(*sizes, n_vocab), {}, name)
     assert heads == measured()[known]
     assert all(layer < sizes[0] and head < sizes[1] for layer, head in heads)
 
 
 def test_another_size_has_all_heads_of_its_last_layers() -> None:
-    assert heads_of(2, 3, {}) == ((1, 0), (1, 1), (1, 2))
-    assert heads_of(3, 1, {"alignment_heads": []}) == ((1, 0), (2, 0))
+    assert heads_of(sized(2, 3), {}) == ((1, 0), (1, 1), (1, 2))
+    assert heads_of(sized(3, 1), {"alignment_heads": []}) == ((1, 0), (2, 0))
 
 
 # openai/whisper itself, given the same attention.

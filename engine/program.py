@@ -53,7 +53,8 @@ class Program:
         for name, ends in limits.items():
             if not all(-(1 << 31) <= n < 1 << 31 for n in ends):
                 raise ValueError(f"the bounds {ends} of {name} don't fit into 32 bits")
-        self.variables = {name: Var(name, *ends) for name, ends in limits.items()}
+        # In generated code they must not meet the names that kernels give to things.
+        self.variables = {name: Var(f"given_{name}", *ends) for name, ends in limits.items()}
         self.captures: dict[tuple, _Capture] = {}
 
     def __call__(self, *inputs: Tensor, **ints: int) -> Any:

@@ -145,6 +145,22 @@ def test_wrong_ints_are_named(ints: dict, error: type, words: str) -> None:
     assert step(tensor([1], "reference"), at=np.int64(7)).item() == 8
 
 
+@each_device
+def test_any_name_will_do_for_an_int(device: str) -> None:
+    w = tensor(numbers(16, 16), device)
+    names = ("first", "last", "row", "i0", "w", "int")
+
+    def network(x: Tensor, **n: Any) -> Tensor:
+        return softmax(x[: n["first"]] @ w).sum(0) + Tensor(sum(n.values()), device=device)
+
+    step = program(network, **dict.fromkeys(names, (1, 8)))
+    x = tensor(numbers(8, 16), device)
+    expected = [softmax(x[:n] @ w).sum(0).numpy() + 6 * n for n in (8, 3)]
+    for n, wanted in zip((8, 3), expected):
+        got = step(x, **dict.fromkeys(names, n)).numpy()
+        np.testing.assert_allclose(got, wanted, rtol=1e-5)  # another order of sums
+
+
 def test_symbolic_values_outside_a_program_are_refused() -> None:
     x = tensor(numbers(8), "reference")
     n = Var("n", 1, 8)

@@ -89,8 +89,10 @@ def _from_array(array: np.ndarray) -> np.ndarray:
     if array.ndim == 2:
         array = array.mean(int(np.argmin(array.shape)), dtype=np.float64)
     with np.errstate(over="ignore"):  # to infinity
-        array = np.ascontiguousarray(array, np.float32) / np.float32(scale)
-    if not np.abs(array).max() <= LOUDEST:
+        array = np.ascontiguousarray(array, np.float32)
+    if scale != 1:
+        array = array / np.float32(scale)
+    if not max(array.max(), -array.min()) <= LOUDEST:
         raise AudioError(f"samples hold infinities or NaN, or numbers beyond {LOUDEST:.0e}")
     return array
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -83,10 +83,9 @@ class Context:
         shape = (windows * c.n_text_head, c.n_audio_ctx, c.n_text_state // c.n_text_head)
         self.xk, self.xv = network.empty(*shape), network.empty(*shape)
         cache = model.Cache([], [], self.xk, self.xv)
-        self._listen = network.program(
-            lambda features, window: model.listen(
-                network.params.decoder, c, features, window, cache
-            ),
+        self._listen = program(
+            partial(model.listen, network.params.decoder, c, cache),
+            precision=network.precision if windows == 1 else network.dtype,  # as in `encode`
             window=(0, windows - 1),
         )
         self._searches: dict[int, Rows] = {}
@@ -103,36 +102,44 @@ class Context:
 
 
 class Rows:
-    """The key/value cache of `group` rows of tokens for each window of a context."""
+    """The key/value cache of `group` rows of tokens for each window of a context.
+
+    The texts of all windows end in the same column, and each begins in its own; so windows come
+    and go as they like, while one program adds a token to each.
+    """
 
     def __init__(self, context: Context, group: int) -> None:
         network, config = context.network, context.network.config
         self.network, self.windows, self.group = network, context.windows, group
         self.count = context.windows * group
+        self.column, self.begins = 0, {}  # where the next token goes; where each window's text is
         heads, length = config.n_text_head, config.n_text_ctx
         size = config.n_text_state // heads
-        # A program's slices are checked for the largest start and length at once.
-        k, v = (network.empty(self.count * heads, 2 * length, size) for _ in "kv")
+        self._columns = 2 * length
+        k, v = (network.empty(self.count * heads, self._columns, size) for _ in "kv")
         cache = model.Cache(k, v, context.xk, context.xv)
         p = network.params.decoder
 
-        def prompt(ids: Tensor, places: Tensor, length: int) -> Tensor:
-            x = model.extend(p, config, ids[:, :length], 0, cache)
-            return model.logits(p, x[:, places])
+        def prompt(ids: Tensor, places: Tensor, length: int, first: int, window: int) -> Tensor:
+            place = model.Place(first, first, row=window * group, window=window)
+            x = model.extend(p, config, ids[:, :length], 1, place, cache)
+            return model.logits(p, x[0, places])
 
-        def step(ids: Tensor, start: int) -> Tensor:
-            return model.logits(p, model.extend(p, config, ids, start, cache)[:, 0])
+        def step(ids: Tensor, begins: Tensor, first: int, text: int) -> Tensor:
+            place = model.Place(first + text, first, begins if self.windows > 1 else None)
+            return model.logits(p, model.extend(p, config, ids, self.windows, place, cache)[:, 0])
 
-        def reorder(source: Tensor, length: int) -> None:
+        def move(source: Tensor, first: int, to: int, length: int) -> None:
             for states in (k, v):
                 for n, state in enumerate(states):
-                    rows = state.reshape(self.count, heads, 2 * config.n_text_ctx, size)
-                    taken = rows[source][:, :, :length].reshape(self.count * heads, length, size)
-                    states[n][:, :length] = taken
+                    rows = state.reshape(self.count, heads, self._columns, size)
+                    taken = rows[source][:, :, first : first + length]
+                    taken = taken.reshape(self.count * heads, length, size).contiguous()
+                    states[n][:, to : to + length] = taken
 
         def align(ids: Tensor, following: Tensor, length: int, words: int) -> tuple:
             asked: list[Tensor] = []
-            x = model.extend(p, config, ids[:, :length], 0, cache, asked)
+            x = model.extend(p, config, ids[:, :length], 1, model.Place(0), cache, asked)
             every = Tensor.arange(config.n_vocab)
             logits = Tensor.where(every < Tensor(words), model.logits(p, x[0]), -float("inf"))
             chosen = every == following[:length].unsqueeze(-1)
@@ -141,34 +148,70 @@ class Rows:
             rest = (0, config.n_text_ctx - length)  # what is read has one size
             return scores.pad([(0, 0), rest, (0, 0)]), chances.pad([rest])
 
-        last = length - 1
         self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
         # Prompts are multiplied in float32: over the copy of the weights that single steps use.
         exact = partial(program, prompt, precision="f32")
-        self._prompts = {n: exact(length=(1, n)) for n in (FEW, length)}
-        self._step = network.program(step, start=(0, last))
-        self._reorder = network.program(reorder, length=(1, length))
+        place = {"first": (0, length), "window": (0, self.windows - 1)}
+        self._prompts = {n: exact(length=(1, n), **place) for n in (FEW, length)}
+        self._step = network.program(step, first=(0, length), text=(0, length - 1))
+        bounds = {"first": (0, length), "to": (0, length), "length": (1, length)}
+        self._move = network.program(move, **bounds)
 
-    def prompt(self, ids: Sequence[Sequence[int]], places: Sequence[int]) -> np.ndarray:
-        """Start the first row of each window with `ids`, all of one length.
+    def prompt(self, window: int, ids: Sequence[int], places: Sequence[int]) -> np.ndarray:
+        """Start the first row of a window with `ids`.
 
-        Returns the logits after the tokens at `places`: (windows, places, n_vocab) float32.
+        Returns the logits after the tokens at `places`: (places, n_vocab) float32.
         """
-        length = len(ids[0])
-        size = next(size for size in self._prompts if size >= length)
-        padded = np.zeros((self.windows, size), np.int32)
-        padded[:, :length] = ids
+        self.begins.pop(window, None)
+        self._make_room(len(ids))
+        self.begins[window] = first = self.column - len(ids)
+        size = next(size for size in self._prompts if size >= len(ids))
+        padded = np.zeros((1, size), np.int32)
+        padded[0, : len(ids)] = ids
+        where = {"length": len(ids), "first": first, "window": window}
         tensor = self.network.tensor
-        return self._prompts[size](tensor(padded), tensor(places), length=length).numpy()
+        return self._prompts[size](tensor(padded), tensor(places), **where).numpy()
 
-    def step(self, ids: Sequence[int], start: int) -> np.ndarray:
-        """Logits (rows, n_vocab) after one more token in each row, at position `start`."""
-        return self._step(self.network.tensor(ids).reshape(self.count, 1), start=start).numpy()
+    def step(self, ids: Mapping[int, Sequence[int]]) -> dict[int, np.ndarray]:
+        """Add a token to each row of some windows, those that go on; their logits (group, n_vocab).
 
-    def reorder(self, source: Sequence[int], length: int) -> None:
-        """Row i becomes what row source[i] was, as far as `length` tokens."""
-        if list(source) != list(range(self.count)):
-            self._reorder(self.network.tensor(source), length=length)
+        The texts of other windows are given up.
+        """
+        self.begins = {window: self.begins[window] for window in ids}
+        first = min(self.begins.values())
+        tokens = np.zeros((self.windows, self.group), np.int32)
+        begins = np.full((self.windows, self.group), self.column, np.int32)
+        for window, row in ids.items():
+            tokens[window], begins[window] = row, self.begins[window]
+        tensor, text = self.network.tensor, self.column - first
+        inputs = tensor(tokens.reshape(-1, 1)), tensor(begins.reshape(-1))
+        logits = self._step(*inputs, first=first, text=text).numpy()
+        self.column += 1
+        return {w: np.array(logits[w * self.group : (w + 1) * self.group]) for w in ids}
+
+    def reorder(self, sources: Mapping[int, Sequence[int]]) -> None:
+        """Row i of a window becomes what its row sources[window][i] was."""
+        source = np.arange(self.count).reshape(self.windows, self.group)
+        for window, rows in sources.items():
+            source[window] = window * self.group + np.asarray(rows)
+        if (source.reshape(-1) != np.arange(self.count)).any():
+            first = min(self.begins.values())
+            self._moved(first, first, source.reshape(-1))
+
+    def _make_room(self, length: int) -> None:
+        """Move the texts so that one more with `length` tokens can end where they do, and that all
+        may become as long as the model allows."""
+        first = min(self.begins.values(), default=self.column)
+        text = self.column - first
+        if text < length or self.column + self._columns // 2 > self._columns + length:
+            self._moved(first, max(0, length - text), np.arange(self.count))
+
+    def _moved(self, first: int, to: int, source: np.ndarray) -> None:
+        if length := self.column - first:
+            where = {"first": first, "to": to, "length": length}
+            self._move(self.network.tensor(source), **where)
+        self.column += to - first
+        self.begins = {window: begin + to - first for window, begin in self.begins.items()}
 
     def align(
         self, begin: Sequence[int], text: Sequence[int], eot: int, frames: int

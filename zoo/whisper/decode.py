@@ -39,46 +39,110 @@ class DecodingResult:
     compression_ratio: float
 
 
+class _Text:
+    """The text of one window so far; `left` tokens may follow."""
+
+    def __init__(self, search: Beam | Sampling, left: int, silence: float) -> None:
+        self.search, self.left, self.silence = search, left, silence
+        self.source: Sequence[int] = [0] * len(search.rows)  # only the first is given the prompt
+
+    @property
+    def done(self) -> bool:
+        return self.search.done or self.left == 0
+
+    def advance(self, logits: np.ndarray, restrict: Rule) -> None:
+        """One more token in each row, of logits (rows, n_vocab), which are changed."""
+        restrict(logits, self.search.rows)
+        self.source = [self.source[row] for row in self.search.advance(logits)]
+        self.left -= 1
+
+
+class Decoder:
+    """Texts of a context's windows, found side by side; each begins when its window is heard."""
+
+    def __init__(
+        self,
+        context: Context,
+        tokenizer: Tokenizer,
+        options: DecodingOptions,
+        random: np.random.Generator,
+    ) -> None:
+        """`options.language` is a code."""
+        config = context.network.config
+        self.tokenizer, self.options, self.random = tokenizer, options, random
+        self.limit = config.n_text_ctx
+        self.start = initial_tokens(tokenizer, options, self.limit)
+        self.restrict = _rules(tokenizer, options, config.n_audio_ctx)
+        self.group = int(options.beam_size or options.best_of or 1)
+        self.rows = context.rows(self.group)
+        self.texts: dict[int, _Text] = {}
+
+    def begin(self, window: int) -> None:
+        """Begin the text of a window that the context has listened to."""
+        tokenizer, options, group = self.tokenizer, self.options, self.group
+        places = self.start.index(tokenizer.sot), len(self.start) - 1
+        at_sot, logits = self.rows.prompt(window, self.start, places)
+        if not np.isfinite(at_sot).all():
+            raise UserError("the model computes infinities or NaN: its weights are damaged")
+        if options.beam_size:
+            search = Beam(group, tokenizer.eot, options.patience or 1.0)
+        else:
+            search = Sampling(group, options.temperature, tokenizer.eot, self.random)
+        most = min(int(options.sample_len or self.limit // 2), self.limit + 1 - len(self.start))
+        text = self.texts[window] = _Text(
+            search, most, float(_softmax(at_sot)[tokenizer.no_speech])
+        )
+        text.advance(np.repeat(logits[None], group, axis=0), self.restrict)
+
+    def step(self) -> dict[int, DecodingResult]:
+        """The windows whose texts have ended, after one more token for each unless some have."""
+        if self.texts and not any(text.done for text in self.texts.values()):
+            self.rows.reorder({window: text.source for window, text in self.texts.items()})
+            last = {w: [row[-1] for row in text.search.rows] for w, text in self.texts.items()}
+            for window, logits in self.rows.step(last).items():
+                self.texts[window].source = range(self.group)
+                self.texts[window].advance(logits, self.restrict)
+        ended = [window for window, text in self.texts.items() if text.done]
+        return {window: self._result(self.texts.pop(window)) for window in ended}
+
+    def _result(self, text: _Text) -> DecodingResult:
+        """The best of a window's candidates."""
+        penalty = self.options.length_penalty
+
+        def score(candidate: tuple[list[int], float]) -> float:
+            length, total = len(candidate[0]), candidate[1]
+            if penalty is None:
+                return total / max(length, 1)
+            return total / ((5 + length) / 6) ** penalty  # Wu et al. 2016, section 7
+
+        tokens, total = max(text.search.finished(), key=score)
+        said = self.tokenizer.decode(tokens).strip()
+        return DecodingResult(
+            language=self.options.language,
+            tokens=tokens,
+            text=said,
+            avg_logprob=float(total) / (len(tokens) + 1),
+            no_speech_prob=text.silence,
+            temperature=float(self.options.temperature),
+            compression_ratio=compression_ratio(said),
+        )
+
+
 def decode(
     context: Context, tokenizer: Tokenizer, options: DecodingOptions, random: np.random.Generator
-) -> list[DecodingResult]:
-    """The text of each window that the context has listened to; options.language is a code."""
-    limit = context.network.config.n_text_ctx
-    begin = initial_tokens(tokenizer, options, limit)
-    restrict = _rules(tokenizer, options, context.network.config.n_audio_ctx)
-    group = int(options.beam_size or options.best_of or 1)
-    rows = context.rows(group)
-    if options.beam_size:
-        search = Beam(context.windows, group, tokenizer.eot, options.patience or 1.0)
-    else:
-        search = Sampling(rows.count, options.temperature, tokenizer.eot, random)
-    places = begin.index(tokenizer.sot), len(begin) - 1
-    at_sot, logits = rows.prompt([begin] * context.windows, places).swapaxes(0, 1)
-    if not np.isfinite(at_sot).all():
-        raise UserError("the model computes infinities or NaN: its weights are damaged")
-    silent = _softmax(at_sot)[:, tokenizer.no_speech]
-    logits = np.repeat(logits, group, axis=0)
-    source = [row // group for row in range(rows.count)]  # the rows that were given the prompt
-    end = min(len(begin) + int(options.sample_len or limit // 2), limit + 1)
-    for place in range(len(begin), end):  # of the token that is looked for
-        if search.rows[0]:
-            rows.reorder(source, place - 1)
-            logits = np.array(rows.step([row[-1] for row in search.rows], place - 1))
-            source = range(rows.count)
-        restrict(logits, search.rows)
-        source = [source[row] for row in search.advance(logits)]
-        if search.done:
-            break
-    return [
-        _result(tokenizer, options, candidates, float(silence))
-        for candidates, silence in zip(search.finished(group), silent)
-    ]
+) -> DecodingResult:
+    """The text of the first window that the context has listened to; options.language is a code."""
+    decoder = Decoder(context, tokenizer, options, random)
+    decoder.begin(0)
+    while True:
+        if ended := decoder.step():
+            return ended[0]
 
 
 def detect_language(context: Context, tokenizer: Tokenizer) -> dict[str, float]:
-    """The probability of each language, by code, for the one window that was listened to."""
-    logits = context.rows(1).prompt([[tokenizer.sot]], [0])[0]
-    chances = _softmax(logits[:, list(tokenizer.language_ids)])[0]
+    """The probability of each language, by code, of the first window that was listened to."""
+    logits = context.rows(1).prompt(0, [tokenizer.sot], [0])[0]
+    chances = _softmax(logits[list(tokenizer.language_ids)])
     return dict(zip(tokenizer.languages, chances.tolist()))
 
 
@@ -108,28 +172,6 @@ def _ids(tokenizer: Tokenizer, options: DecodingOptions, name: str) -> list[int]
     if not all(isinstance(i, Integral) and 0 <= i < tokenizer.n_vocab for i in ids):
         raise UsageError(f"{name} must be text, or ids from 0 to {tokenizer.n_vocab - 1}")
     return ids
-
-
-def _result(tokenizer, options, candidates, silence) -> DecodingResult:
-    """The best of a window's candidates, each its tokens and the log of its probability."""
-
-    def score(candidate: tuple[list[int], float]) -> float:
-        length, total = len(candidate[0]), candidate[1]
-        if options.length_penalty is None:
-            return total / max(length, 1)
-        return total / ((5 + length) / 6) ** options.length_penalty  # Wu et al. 2016, section 7
-
-    tokens, total = max(candidates, key=score)
-    text = tokenizer.decode(tokens).strip()
-    return DecodingResult(
-        language=options.language,
-        tokens=tokens,
-        text=text,
-        avg_logprob=float(total) / (len(tokens) + 1),
-        no_speech_prob=silence,
-        temperature=float(options.temperature),
-        compression_ratio=compression_ratio(text),
-    )
 
 
 # Rules: which tokens may come next.

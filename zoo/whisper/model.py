@@ -39,10 +39,25 @@ class Config:
 class Cache:
     """Keys and values, one entry per layer: `k`, `v` of the tokens, `xk`, `xv` of the audio."""
 
-    k: list[Tensor]  # (R * H, n_text_ctx, D)
+    k: list[Tensor]  # (R * H, columns, D)
     v: list[Tensor]
     xk: list[Tensor]  # (B * H, F, D)
     xv: list[Tensor]
+
+
+@dataclass
+class Place:
+    """Where new tokens go: into the columns of the cache from `column` on, and which they follow.
+
+    The first of their rows is `row`, of window `window`. The texts of all rows begin in column
+    `first`, or each in its own of `begins` (R,), the first of which is `first`; T is 1 then.
+    """
+
+    column: Int
+    first: Int = 0
+    begins: Tensor | None = None
+    row: Int = 0
+    window: Int = 0
 
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
@@ -113,7 +128,7 @@ def encode(p: Params, config: Config, mel: Tensor) -> Tensor:
     return layer_norm(p.ln_post, x)
 
 
-def listen(p: Params, config: Config, features: Tensor, window: Int, cache: Cache) -> None:
+def listen(p: Params, config: Config, cache: Cache, features: Tensor, window: Int) -> None:
     """Write the keys and values of a window, of its audio features (1, F, C), to the cache."""
     heads = config.n_text_head
     here = slice(window * heads, (window + 1) * heads)
@@ -125,15 +140,21 @@ def listen(p: Params, config: Config, features: Tensor, window: Int, cache: Cach
 # The decoder.
 
 
-def attend_text(p: Params, config: Config, x: Tensor, start: Int, cache: Cache, n: int) -> Tensor:
-    """Attention of T new tokens, at positions start …, to all S = start + T of their row."""
+def attend_text(p: Params, config: Config, x: Tensor, place: Place, cache: Cache, n: int) -> Tensor:
+    """Attention of new tokens (R, T, C) to all of their row's text so far."""
     rows, t, _ = x.shape
-    heads, end = config.n_text_head, start + t
+    heads, end = config.n_text_head, place.column + t
     q, k, v = (split_heads(linear(p[name], x), heads) for name in ("query", "key", "value"))
-    keys, values, here = cache.k[n], cache.v[n], slice(rows * heads)
-    keys[here, start:end] = k
-    values[here, start:end] = v
-    out = attention(q, keys[here, :end], values[here, :end], causal_mask(t, end, start))
+    keys, values = cache.k[n], cache.v[n]
+    here = slice(place.row * heads, (place.row + rows) * heads)
+    keys[here, place.column : end] = k
+    values[here, place.column : end] = v
+    seen = causal_mask(t, end - place.first, place.column - place.first)
+    if place.begins is not None:  # (R * H, 1, 1, S)
+        columns = Tensor.arange(end - place.first) + Tensor(place.first)
+        begun = place.begins.reshape(rows, 1, 1) <= columns
+        seen = begun.expand(rows, heads, end - place.first).reshape(rows * heads, 1, 1, -1)
+    out = attention(q, keys[here, place.first : end], values[here, place.first : end], seen)
     return linear(p.out, join_heads(out, heads))
 
 
@@ -149,26 +170,35 @@ def extend(
     p: Params,
     config: Config,
     ids: Tensor,
-    start: Int,
+    windows: int,
+    place: Place,
     cache: Cache,
     asked: list[Tensor] | None = None,
 ) -> Tensor:
-    """(R, T, C): T new tokens a row, at positions start …, after all blocks; writes the cache.
+    """(R, T, C): T new tokens a row, of so many windows, after all blocks; writes the cache.
 
     The rows of a window are neighbours. `asked`, if given, gets each layer's queries of the audio.
     """
     t, heads = ids.shape[1], config.n_text_head
-    windows = cache.xk[0].shape[0] // heads
-    x = embedding(p.token_embedding, ids) + p.positional_embedding[start : start + t]
+    here = slice(place.window * heads, (place.window + windows) * heads)
+    x = embedding(p.token_embedding, ids) + positions(p.positional_embedding, place, t)
     for n, block in enumerate(p.blocks):
-        x = x + attend_text(block.attn, config, layer_norm(block.attn_ln, x), start, cache, n)
+        x = x + attend_text(block.attn, config, layer_norm(block.attn_ln, x), place, cache, n)
         q = ask_audio(block.cross_attn, config, layer_norm(block.cross_attn_ln, x), windows)
         if asked is not None:
             asked.append(q)
-        heard = join_heads(attention(q, cache.xk[n], cache.xv[n]), heads).reshape(*x.shape)
-        x = x + linear(block.cross_attn.out, heard)
+        heard = join_heads(attention(q, cache.xk[n][here], cache.xv[n][here]), heads)
+        x = x + linear(block.cross_attn.out, heard.reshape(*x.shape))
         x = x + feed_forward(block.mlp, layer_norm(block.mlp_ln, x))
     return layer_norm(p.ln, x)
+
+
+def positions(table: Tensor, place: Place, t: Int) -> Tensor:
+    """What says how far into its text a token is: (T, C), or (R, 1, C) where texts differ."""
+    if place.begins is None:
+        at = place.column - place.first
+        return table[at : at + t]
+    return table[Tensor(place.column) - place.begins].unsqueeze(1)
 
 
 def logits(p: Params, x: Tensor) -> Tensor:

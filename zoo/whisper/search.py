@@ -1,8 +1,9 @@
 """Which token comes next: the likeliest, a draw, or the best of several texts side by side.
 
-A search has `rows`, the tokens so far of each candidate, a window's candidates one after another,
-and `sums`, the logs of their probabilities. `advance` adds a token to each row and returns which
-row each of them was before; `finished` gives each window's candidates in the end.
+A search has `rows`, the tokens so far of each candidate for a window's text, and `sums`, the logs
+of their probabilities. `advance` adds a token to each row and returns which row each of them was
+before; `finished` gives the candidates in the end, each its tokens without the end of text and the
+log of its probability.
 """
 
 from __future__ import annotations
@@ -44,60 +45,52 @@ class Sampling:
         chances = np.exp((values - values.max()).astype(float) / self._temperature).cumsum()
         return int(np.searchsorted(chances, self._random.random() * chances[-1], side="right"))
 
-    def finished(self, group: int) -> list[list[tuple[list[int], float]]]:
-        """For each window its candidates: tokens without the end, log of the probability."""
-        found = [(_until(row, self._eot), total) for row, total in zip(self.rows, self.sums)]
-        return [found[n : n + group] for n in range(0, len(found), group)]
+    def finished(self) -> list[tuple[list[int], float]]:
+        return [(_until(row, self._eot), total) for row, total in zip(self.rows, self.sums)]
 
 
 class Beam:
     """Beam search; with patience p (Kasai et al. 2022) it ends with `size` x p finished texts."""
 
-    def __init__(self, windows: int, size: int, eot: int, patience: float) -> None:
-        self.rows: list[list[int]] = [[] for _ in range(windows * size)]
-        self.sums = [0.0] * (windows * size)
+    def __init__(self, size: int, eot: int, patience: float) -> None:
+        self.rows: list[list[int]] = [[] for _ in range(size)]
+        self.sums = [0.0] * size
         self._size, self._eot = size, eot
         self._most = max(1, round(size * patience))
-        self._found: list[dict[tuple[int, ...], float]] = [{} for _ in range(windows)]
+        self._found: dict[tuple[int, ...], float] = {}
 
     @property
     def done(self) -> bool:
-        return all(len(found) >= self._most for found in self._found)
+        return len(self._found) >= self._most
 
     def advance(self, logits: np.ndarray) -> Sequence[int]:
-        rows, sums, source = [], [], []
-        for window, found in enumerate(self._found):
-            first = window * self._size
-            # Rows that are equal, as at the start, count once.
-            candidates = {
-                (*self.rows[row], token): (self.sums[row] + chance, row)
-                for row in range(first, first + self._size)
-                for token, chance in _likeliest(logits[row], self._size + 1)
-            }
-            ended = []
-            for tokens, (total, row) in sorted(candidates.items(), key=lambda item: -item[1][0]):
-                if len(rows) == first + self._size:
-                    break
-                if tokens[-1] == self._eot:
-                    ended.append((tokens, total))
-                else:
-                    rows.append(list(tokens))
-                    sums.append(total)
-                    source.append(row)
-            found.update(ended[: self._most - len(found)])
+        # Rows that are equal, as at the start, count once.
+        candidates = {
+            (*row, token): (self.sums[n] + chance, n)
+            for n, row in enumerate(self.rows)
+            for token, chance in _likeliest(logits[n], self._size + 1)
+        }
+        rows, sums, source, ended = [], [], [], []
+        best = sorted(candidates.items(), key=lambda item: item[1][0], reverse=True)
+        for tokens, (total, n) in best:
+            if tokens[-1] == self._eot:
+                ended.append((tokens, total))
+                continue
+            rows.append(list(tokens))
+            sums.append(total)
+            source.append(n)
+            if len(rows) == self._size:
+                break
+        self._found.update(ended[: self._most - len(self._found)])
         self.rows, self.sums = rows, sums
         return source
 
-    def finished(self, group: int) -> list[list[tuple[list[int], float]]]:
-        """As `Sampling.finished`; where too few texts have ended, the likeliest others too."""
-        out = []
-        for window, found in enumerate(self._found):
-            first = window * group
-            order = sorted(range(first, first + group), key=lambda row: -self.sums[row])
-            others = [((*self.rows[row], self._eot), self.sums[row]) for row in order]
-            chosen = [*found.items(), *others[: max(0, group - len(found))]]
-            out.append([(_until(tokens, self._eot), total) for tokens, total in chosen])
-        return out
+    def finished(self) -> list[tuple[list[int], float]]:
+        """Where too few texts have ended, the likeliest others are candidates too."""
+        order = sorted(range(self._size), key=lambda n: -self.sums[n])
+        others = [((*self.rows[n], self._eot), self.sums[n]) for n in order]
+        chosen = [*self._found.items(), *others[: max(0, self._size - len(self._found))]]
+        return [(_until(tokens, self._eot), total) for tokens, total in chosen]
 
 
 def _likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:

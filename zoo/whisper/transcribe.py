@@ -15,8 +15,8 @@ import numpy as np
 
 from zoo.whisper import audio, timing, vad
 from zoo.whisper.context import Context, Network
-from zoo.whisper.decode import DecodingResult, decode
-from zoo.whisper.options import Clip, TranscribeOptions
+from zoo.whisper.decode import Decoder, DecodingResult, decode
+from zoo.whisper.options import Clip, DecodingOptions, TranscribeOptions
 from zoo.whisper.transcript import Segment
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ FACTS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")  #
 HOT = 0.5  # text drawn at a higher temperature is no prompt for what follows
 
 
-@dataclass
+@dataclass(eq=False)
 class Strand:
     """A stretch of sound that is worked through from `seek` to `end`, frames of its own `mel`."""
 
@@ -92,9 +92,9 @@ class Run:
                 strand = replace(strand, seek=seek, end=end, found=[])
                 yield strand
             return
-        together, count = [clips], self.options.batch_size
-        if count > 1:
-            share = -(-sum(end - start for start, end in clips) // count)
+        together = [clips]
+        if self.options.batch_size > 1:
+            share = -(-sum(end - start for start, end in clips) // self.options.batch_size)
             length = min(max(share, N_FRAMES), LONGEST)
             together = vad.windows(clips, recording.loudness, length)
         for some in together:
@@ -104,46 +104,67 @@ class Run:
 
     def work(self) -> None:
         """Work through all strands, several side by side; what they say is handed out in order."""
-        strands, count = self.strands(), self.options.batch_size
-        opened: list[Strand] = []
+        strands, alone = self.strands(), self.network.context(1)
+        first = list(itertools.islice(strands, 2))
+        strands = itertools.chain(first, strands)
+        if len(first) > 1 and self.options.batch_size > 1:
+            self._work_side_by_side(strands, alone)
+            return
+        for strand in strands:
+            while not self._is_over(strand):
+                alone.listen(self._features(strand))
+                self._take(alone, strand, self._decoded(alone, strand))
+                self._hand_out(strand)
+            self._hand_out(strand)
+
+    def _work_side_by_side(self, strands: Iterator[Strand], alone: Context) -> None:
+        """Keep a context's windows busy; what isn't good at once is decoded again, alone."""
+        count = self.options.batch_size
+        context = self.network.context(count)
+        options = self._options(self.options.temperatures[0], self.prompt)
+        decoder = Decoder(context, self.tokenizer, options, self.random)
+        opened: list[Strand] = []  # some of it isn't handed out yet
+        resting: list[Strand] = []
+        busy: dict[int, tuple[Strand, np.ndarray]] = {}
         while True:
-            active = [strand for strand in opened if not strand.done]
-            new = list(itertools.islice(strands, count - len(active)))
-            opened += new
-            active += new
-            if not active:
-                return
-            self._step(active, count)
+            while len(busy) < count:
+                strand = resting.pop() if resting else next(strands, None)
+                if strand is None:
+                    break
+                if strand not in opened:
+                    opened.append(strand)
+                if not self._is_over(strand):
+                    window = min(set(range(count)) - busy.keys())
+                    busy[window] = strand, self._features(strand)
+                    context.listen(busy[window][1], window)
+                    decoder.begin(window)
+            for window, result in decoder.step().items():
+                strand, features = busy.pop(window)
+                is_good = self._is_good(result)
+                if not is_good or self.options.word_timestamps:
+                    alone.listen(features)
+                if not is_good:
+                    result = self._decoded(alone, strand, result)
+                self._take(alone, strand, result)
+                resting.append(strand)
             while opened:
                 self._hand_out(opened[0])
                 if not opened[0].done:
                     break
                 opened.pop(0)
+            if not busy and not resting:
+                return
 
-    def _step(self, strands: Sequence[Strand], count: int) -> None:
-        """One window of each strand."""
-        for strand in strands:
-            while not strand.done and self._is_mute(strand):
-                strand.seek += strand.size
-        heard = [strand for strand in strands if not strand.done]
-        if not heard:
-            return
-        context = self.network.context(count if len(heard) > 1 else 1)
-        features = [
-            self.network.encode(s.mel[:, s.seek : s.seek + s.size], quick=count > 1) for s in heard
-        ]
-        for n, each in enumerate(features):
-            context.listen(each, n)
-        if len(heard) == 1:
-            self._take(context, heard[0], self._decoded(context, heard[0]))
-            return
-        results = self._decode(context, self.options.temperatures[0], self.prompt)
-        alone = self.network.context(1)
-        for strand, result, each in zip(heard, results, features):
-            alone.listen(each)
-            if not self._is_good(result):
-                result = self._decoded(alone, strand, result)
-            self._take(alone, strand, result)
+    def _features(self, strand: Strand) -> np.ndarray:
+        """What the encoder hears in a strand's window."""
+        mel = strand.mel[:, strand.seek : strand.seek + strand.size]
+        return self.network.encode(mel, quick=self.options.batch_size > 1)
+
+    def _is_over(self, strand: Strand) -> bool:
+        """Whether nothing is said in a strand any more; goes past windows that are mute."""
+        while not strand.done and self._is_mute(strand):
+            strand.seek += strand.size
+        return strand.done
 
     def _is_mute(self, strand: Strand) -> bool:
         """Whether nothing is said in the window for certain: the model hears things (" you", with a
@@ -175,11 +196,8 @@ class Run:
         if not self.options.condition_on_previous_text or result.temperature > HOT:
             strand.forgotten = len(strand.said)
 
-    def _decode(
-        self, context: Context, temperature: float, prompt: list[int]
-    ) -> list[DecodingResult]:
-        options = self.options.at(temperature, language=self.language, prompt=prompt)
-        return decode(context, self.tokenizer, options, self.random)
+    def _options(self, temperature: float, prompt: list[int]) -> DecodingOptions:
+        return self.options.at(temperature, language=self.language, prompt=prompt)
 
     def _decoded(
         self, context: Context, strand: Strand, tried: DecodingResult | None = None
@@ -190,9 +208,11 @@ class Run:
         """
         result, prompt = tried, self._prompt(strand)
         for temperature in self.options.temperatures[tried is not None :]:
-            (result,) = self._decode(context, temperature, prompt)
+            options = self._options(temperature, prompt)
+            result = decode(context, self.tokenizer, options, self.random)
             if self._repeats(result.tokens, prompt):
-                (result,) = self._decode(context, temperature, self.prompt)
+                options = self._options(temperature, self.prompt)
+                result = decode(context, self.tokenizer, options, self.random)
             if self._is_good(result):
                 break
         return result

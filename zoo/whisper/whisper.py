@@ -79,7 +79,7 @@ class Whisper:
         parts = []
         for first in range(0, len(ids), _SCORED):
             places = [min(first + n, len(ids) - 1) for n in range(_SCORED)]
-            parts.append(np.array(rows.prompt([ids], places)[0]))
+            parts.append(np.array(rows.prompt(0, ids, places)))
         return np.concatenate(parts)[: len(ids)]
 
     def detect_language(self, mel: np.ndarray) -> dict[str, float]:
@@ -94,7 +94,7 @@ class Whisper:
         given = DecodingOptions(**options)
         context = self._listening(mel)
         given = replace(given, language=self._language(given.language, lambda: context))
-        return decoding.decode(context, self.tokenizer, given, np.random.default_rng(seed))[0]
+        return decoding.decode(context, self.tokenizer, given, np.random.default_rng(seed))
 
     def rehearse(self) -> None:
         """Run every program that a transcription with default options uses, on silence."""

@@ -35,7 +35,7 @@ def tried(monkeypatch, script: dict[float, DecodingResult], **options) -> tuple[
     def decode(context, tokenizer, given, random):
         temperatures.append(given.temperature)
         found = script.get(given.temperature, GOOD)
-        return [replace(found, temperature=given.temperature)]
+        return replace(found, temperature=given.temperature)
 
     monkeypatch.setattr(module, "decode", decode)
     strand = module.Strand(np.zeros((80, 3000)), Timeline([(0, 3000)]), 0, 3000, [])

@@ -45,7 +45,7 @@ def test_greedy_takes_the_likeliest_and_sums_the_logs() -> None:
         if best == EOT:
             break
         text.append(best)
-    assert search.finished(1) == [[(text, pytest.approx(total, abs=1e-5))]]
+    assert search.finished() == [(text, pytest.approx(total, abs=1e-5))]
 
 
 def test_a_row_that_has_ended_stays_as_it_is() -> None:
@@ -55,7 +55,7 @@ def test_a_row_that_has_ended_stays_as_it_is() -> None:
     search.advance(np.array([[9, 0, 0, 0, 0], [0, 9, 0, 0, 0]], np.float32))
     assert search.rows == [[EOT, EOT], [0, 1]]
     assert search.sums[0] == sums[0]
-    assert search.finished(2)[0][0][0] == []
+    assert search.finished()[0][0] == []
 
 
 def test_draws_follow_the_temperature_and_the_seed() -> None:
@@ -75,9 +75,9 @@ def test_draws_follow_the_temperature_and_the_seed() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_beam_as_wide_as_all_texts_finds_the_likeliest_of_all(seed: int) -> None:
     after = chances(seed, 3)
-    search = Beam(1, 64, EOT, 4.0)  # 4 x 4 x 4 texts of three tokens; more ends than there are
+    search = Beam(64, EOT, 4.0)  # 4 x 4 x 4 texts of three tokens; more ends than there are
     run(search, after, 4)
-    found = {tuple(text): t for text, t in search.finished(64)[0] if t > NEVER and len(text) < 4}
+    found = {tuple(text): t for text, t in search.finished() if t > NEVER and len(text) < 4}
     for text, total in found.items():
         parts = [after[text[:n]][token] for n, token in enumerate(text)]
         assert total == pytest.approx(sum(parts) + after[text][EOT], abs=1e-4)
@@ -86,22 +86,6 @@ def test_a_beam_as_wide_as_all_texts_finds_the_likeliest_of_all(seed: int) -> No
         t: sum(after[t[:n]][token] for n, token in enumerate(t)) + after[t][EOT] for t in texts
     }
     assert max(found, key=found.get) == max(totals, key=totals.get)
-
-
-def test_beams_of_windows_do_not_mix() -> None:
-    alone = [Beam(1, 2, EOT, 1.0) for _ in range(2)]
-    both = Beam(2, 2, EOT, 1.0)
-    draw = np.random.default_rng(5)
-    for _ in range(4):
-        logits = draw.normal(size=(4, 5)).astype(np.float32)
-        logits[:, EOT] = NEVER
-        if not alone[0].rows[0]:
-            logits[1], logits[3] = logits[0], logits[2]  # rows of a window begin equal
-        moved = [
-            list(search.advance(part)) for search, part in zip(alone, (logits[:2], logits[2:]))
-        ]
-        assert list(both.advance(logits)) == [*moved[0], *(row + 2 for row in moved[1])]
-        assert both.rows == alone[0].rows + alone[1].rows
 
 
 def allowed(said: list[int], logits: np.ndarray | None = None, latest: int | None = 2) -> list[int]:

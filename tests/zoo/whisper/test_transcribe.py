@@ -5,6 +5,7 @@ Pinned from openai-whisper 20250625 with torch 2.13 (greedy, and beam_size=5), f
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,11 @@ import zoo.whisper
 from weights import FetchError, resolve
 from zoo.errors import UsageError, UserError
 from zoo.whisper import audio
+from zoo.whisper.decode import Decoder, decode
+from zoo.whisper.options import DecodingOptions
 
 DATA = Path(__file__).parent / "data"
+FILES = ("jfk.flac", "austen-0870.wav", "austen-0890.wav")
 TIME = 0.02  # seconds: one step of a timestamp
 LOG = 5e-4  # of avg_logprob: logits within 0.01 of the reference's, averaged over 20 tokens
 DASHWOOD = (
@@ -149,10 +153,41 @@ def test_words_are_where_the_reference_finds_them(dtype: str) -> None:
         assert word.probability == pytest.approx(probability, abs=3e-3)  # as logits within 0.01
 
 
+@pytest.mark.parametrize("beam_size", [None, 2])
+def test_a_window_says_the_same_beside_others_that_come_and_go(beam_size: int | None) -> None:
+    whisper = model("tiny.en", "f32")
+    options = DecodingOptions(language="en", beam_size=beam_size)
+    random = np.random.default_rng(0)
+    clips = [whisper.encode(audio.log_mel(audio.load_audio(DATA / f))) for f in FILES]
+    alone = []
+    for clip in clips:
+        context = whisper.network.context(1)
+        context.listen(clip)
+        alone.append(decode(context, whisper.tokenizer, options, random).tokens)
+    context = whisper.network.context(2)
+    decoder = Decoder(context, whisper.tokenizer, options, random)
+    waiting, said = [2, 0, 1, 0, 2, 1], []
+    busy: dict[int, int] = {}
+    for step in itertools.count():
+        free = {0, 1} - busy.keys()
+        if waiting and free and step % 7 == 0:  # the second begins where the first is under way
+            window = free.pop()
+            busy[window] = waiting.pop(0)
+            context.listen(clips[busy[window]], window)
+            decoder.begin(window)
+        for window, result in decoder.step().items():
+            clip = busy.pop(window)
+            assert result.tokens == alone[clip]
+            said.append(clip)
+        if not busy and not waiting:
+            break
+    assert sorted(said) == [0, 0, 1, 1, 2, 2]
+
+
 @pytest.mark.parametrize("options", [{"batch_size": 3}, {"vad": True}])
 def test_windows_cut_at_silences_say_the_same(options: dict) -> None:
     """Three recordings with 25 s of silence between: every sentence found where it is."""
-    parts = [audio.load_audio(DATA / f) for f in ("jfk.flac", "austen-0870.wav", "austen-0890.wav")]
+    parts = [audio.load_audio(DATA / f) for f in FILES]
     gap = np.random.default_rng(0).normal(size=25 * 16000).astype(np.float32) * 1e-4
     starts = np.cumsum([0, *(len(part) + len(gap) for part in parts)])[:3] / 16000
     samples = np.concatenate([x for part in parts for x in (part, gap)])

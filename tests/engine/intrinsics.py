@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 
-from engine import Tensor, Var, get_device, program
+from engine import Tensor, get_device, program
 from engine import dtype as dt
 from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, buffer, rebuild, spelled_out, toposort
@@ -105,7 +105,7 @@ class Recipe:
     ) -> None:
         self.device, self.function, self.terms = cpu(), function, PRECISIONS[precision]
         self.program = program(function, precision=precision, **limits)
-        self.variables = {name: Var(name, *ends) for name, ends in limits.items()}
+        self.variables = self.program.variables
 
     def __call__(self, *inputs: Tensor, **ints: int) -> Answers:
         values = {self.variables[name]: n for name, n in ints.items()}

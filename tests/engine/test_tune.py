@@ -27,7 +27,7 @@ from tests.engine.intrinsics import halves, need, normal, quantised
 from tests.engine.kernels import cpu
 
 GUARD = 256  # bytes behind the output that nothing may touch
-COUNT = Var("count", 1, 40)
+COUNT = Var("given_count", 1, 40)  # what a program makes of its int "count"
 
 
 def whole(*shape: int, seed: int = 0) -> Tensor:

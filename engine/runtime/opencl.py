@@ -58,7 +58,7 @@ class OpenCLDevice:
         is_cpu = bool(d.type & self.cl.device_type.CPU)
         flags = accepted(which, self.identity, cpu_flags()) if is_cpu else frozenset()
         if not allow_tiles():
-            flags -= {"amx_bf16"}
+            flags -= {"amx_bf16", "amx_int8"}
         lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
         self.target = Target(
             dialect="opencl-cpu" if is_cpu else "opencl-gpu",

@@ -119,7 +119,7 @@ def _chat(arguments: argparse.Namespace) -> None:
         prompt = _stdin()
     if prompt is not None and not prompt.strip():
         _usage(arguments, "the prompt is empty")
-    model = _load(arguments)
+    model = _load(arguments, cache_type=arguments.cache_type)
     if model.template.note:
         cli.note(f"({model.template.note})")
     options = flags.options(arguments)
@@ -141,7 +141,8 @@ def _complete(arguments: argparse.Namespace) -> None:
         prompt = _stdin()
     if arguments.prompt is None and not prompt:
         _usage(arguments, "no PROMPT, and stdin is empty")
-    generation = _load(arguments).generate(prompt, **flags.options(arguments))
+    model = _load(arguments, cache_type=arguments.cache_type)
+    generation = model.generate(prompt, **flags.options(arguments))
     terminal = sys.stderr.isatty()
     output = _output(arguments, Text(arguments.stats or terminal, tell_limit=terminal))
     play(generation, output)

@@ -6,12 +6,54 @@ Axes: T new tokens, S tokens so far with the new ones, H query heads, K key head
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from engine import Tensor, dtype
 from engine.functional import attention, causal_mask
 from engine.symbolic import Int
+from zoo.errors import UsageError
 from zoo.llama import rope as rotary
 from zoo.llama.model import Config
+
+KINDS = {"f32": dtype.float32, "f16": dtype.float16, "q8_0": dtype.int8}
+BLOCK = 32  # values that share a scale
+
+
+class Quantised:
+    """A tensor (rows, context, D) kept as ggml's q8_0: 32 int8 along D with a scale, 8.5 bits each.
+
+    It is written to as a Tensor is, and what is read of it are halves. 32 must divide D.
+    """
+
+    def __init__(self, shape: tuple[int, ...], device: str | None) -> None:
+        self.shape = shape
+        scales = (*shape[:-1], shape[-1] // BLOCK)
+        self.q = Tensor.zeros(*shape, dtype=dtype.int8, device=device).contiguous()
+        self.scale = Tensor.zeros(*scales, dtype=dtype.float16, device=device).contiguous()
+
+    def __getitem__(self, where: Any) -> Tensor:
+        q, scale = self.q[where], self.scale[where]
+        blocks = q.reshape(*scale.shape, BLOCK).float() * scale.float().unsqueeze(-1)
+        halves = blocks.reshape(*q.shape).cast(dtype.float16)
+        # A copy that all rows of a call read; tokens lie outermost, so that it needs no more room
+        # than there are, and each row's keys lie in steps that are known beforehand.
+        return halves.transpose(0, 1).contiguous().transpose(0, 1)
+
+    def __setitem__(self, where: Any, new: Tensor) -> None:
+        self.q[where], self.scale[where] = self._parts(new)
+
+    def put(self, index: Tensor, new: Tensor) -> None:
+        """As of a Tensor: slices of the last axis, by number."""
+        q, scale = self._parts(new)
+        self.q.put(index, q)
+        self.scale.put(index, scale)
+
+    def _parts(self, new: Tensor) -> tuple[Tensor, Tensor]:
+        *rest, d = new.shape
+        blocks = new.float().reshape(*rest, d // BLOCK, BLOCK)
+        scale = blocks.abs().max(-1, keepdim=True) * (1 / 127)
+        inverse = Tensor.where(scale == 0, 0.0, scale.reciprocal())
+        return (blocks * inverse).round().reshape(*rest, d), scale.squeeze(-1)
 
 
 @dataclass
@@ -21,8 +63,8 @@ class Cache:
     Room for as many sequences as there are slots: slot n has rows K * n … K * (n + 1) - 1.
     """
 
-    k: list[Tensor]  # (slots * K, context, D)
-    v: list[Tensor]  # (slots * K, context, D)
+    k: list[Tensor | Quantised]  # (slots * K, context, D)
+    v: list[Tensor | Quantised]  # (slots * K, context, D)
     rope: list[Tensor]  # (2, context, D / 2): cosines, sines
     heads: int  # K
 
@@ -34,21 +76,34 @@ def init_cache(
     kind: dtype.DType = dtype.float32,
     slots: int = 1,
 ) -> Cache:
-    """Room for `context` tokens in each slot, all zero; keys and values are of the type `kind`."""
-    heads, d = config.n_kv_heads, config.head_dim
+    """Room for `context` tokens in each slot, all zero; keys and values are of the type `kind`.
 
-    def empty(*shape: int) -> list[Tensor]:
+    int8 means blocks of them: see Quantised. UsageError where the head size isn't made of blocks.
+    """
+    heads, d = config.n_kv_heads, config.head_dim
+    if kind is dtype.int8 and d % BLOCK:
+        raise UsageError(f"a q8_0 cache needs heads of a multiple of {BLOCK} values, not of {d}")
+
+    def empty(*shape: int) -> list[Tensor | Quantised]:
+        if kind is dtype.int8:
+            return [Quantised(shape, device) for _ in range(config.n_layers)]
         zeros = Tensor.zeros(*shape, dtype=kind, device=device)
         return [zeros.contiguous() for _ in range(config.n_layers)]
 
     k, v = empty(slots * heads, context, d), empty(slots * heads, context, d)
-    k[0].realize(*k[1:], *v)
+    buffers = [each for kept in (*k, *v) for each in tensors(kept)]
+    buffers[0].realize(*buffers[1:])
     table = rotary.table(context, d, config.rope_theta, config.rope_scaling)
     ropes = [Tensor.from_numpy(table, device=device)] * config.n_layers
     if config.local_theta is not None:
         local = Tensor.from_numpy(rotary.table(context, d, config.local_theta), device=device)
         ropes = [local if window else full for full, window in zip(ropes, config.windows)]
     return Cache(k, v, ropes, heads)
+
+
+def tensors(kept: Tensor | Quantised) -> tuple[Tensor, ...]:
+    """The buffers of a layer's keys or values."""
+    return (kept.q, kept.scale) if isinstance(kept, Quantised) else (kept,)
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from engine import Tensor, program
-from engine.dtype import float16, float32, int32
+from engine.dtype import int32
 from weights import Params
+from zoo.errors import UsageError
 from zoo.llama import model
-from zoo.llama.cache import Span, Step, init_cache
+from zoo.llama.cache import KINDS, Span, Step, init_cache
 
 PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
 FEW = 32  # rows that are multiplied as a single one is
@@ -38,7 +39,12 @@ class Context:
         size: int,
         device: str | None = None,
         dtype: str = "f32",
+        cache_type: str | None = None,
     ) -> None:
+        """`cache_type`: what keys and values are kept as, see KINDS; None: f16, f32 with dtype f32.
+
+        UsageError for one that there isn't, or that the model's heads don't allow.
+        """
         self.size, self.ids = size, []
         # To plan a program for a few tokens takes longer than a small model needs to take the
         # first short prompt token by token, with the program that the reply needs anyway.
@@ -47,8 +53,12 @@ class Context:
         self._device = device
         # A program's slices are checked for the largest start and length at once, hence the
         # rows behind the last position; no token is ever attended there.
-        kind = float32 if dtype == "f32" else float16  # half the memory to read for each token
-        cache = init_cache(config, size + PREFILL - 1, device, kind)
+        # halves are half the memory to read for each token
+        self.cache_type = cache_type or ("f32" if dtype == "f32" else "f16")
+        if self.cache_type not in KINDS:
+            raise UsageError(f"cache_type must be one of {', '.join(KINDS)}, got {cache_type!r}")
+        cache = init_cache(config, size + PREFILL - 1, device, KINDS[self.cache_type])
+        self.cache = cache
         start = (0, size - 1)
 
         def prefill(ids, start_pos, length):

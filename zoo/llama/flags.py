@@ -102,6 +102,12 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
         "--max-tokens", type=cli.integer(1), default=max_tokens, metavar="N", help=most
     )
     group.add_argument("--ctx", type=cli.integer(1), metavar="N", help=CTX_HELP)
+    group.add_argument(
+        "--cache-type",
+        choices=("f32", "f16", "q8_0"),
+        help="what keys and values are kept as; q8_0: half the memory of f16, but slower (default: "
+        "f16; f32 with --dtype f32)",
+    )
     for names, metavar, kind, default, text in DECODING:
         how = {"type": kind, "metavar": metavar, "default": default, "help": text}
         if kind is cli.switch:

@@ -29,12 +29,14 @@ def load(
     ctx: int | None = None,
     tune: bool = False,
     make: Callable[..., Any] = Context,
+    **more: Any,
 ) -> Llama:
     """A model by registry or hub name, GGUF file or Hugging Face folder, ready to generate.
 
     `ctx` is the most tokens of prompt and reply together (None: 4096, or less if the model's
     limit is lower). `tune` looks for faster kernels on this device, for a minute or two: they are
-    kept, and later loads use them without it. `make` makes the context, or what takes its place.
+    kept, and later loads use them without it. `make` makes the context, or what takes its place,
+    and gets `more`: `cache_type` q8_0 keeps keys and values in half the memory of f16.
     WeightError for a file that can't be used, DeviceError without the device, UsageError for an
     empty name and for a ctx beyond the model's.
     """
@@ -58,7 +60,7 @@ def load(
         raise WeightError(problem, file=checkpoint.path, expected=expected, got=got)
     size = min(config.max_context, DEFAULT_CTX) if ctx is None else ctx
     given = Params(tensors), config, size, device, dtype
-    context = make(*given)
+    context = make(*given, **more)
     if tune:
         with cli.tuning(device):
             context.rehearse()

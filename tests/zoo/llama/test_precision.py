@@ -49,3 +49,15 @@ def test_the_prompt_at_once_is_as_exact_as_its_tokens_one_by_one(either, exact):
     either.context.reset()
     logits = either.context.next_logits(PROMPT_IDS)
     np.testing.assert_allclose(logits, exact[len(PROMPT_IDS) - 1], atol=CLOSE)
+
+
+def test_an_8_bit_cache_says_the_same_and_is_near(smollm2, exact):
+    model = zoo.llama.load(smollm2, cache_type="q8_0")
+    reply = model.chat(QUESTION)
+    assert "".join(reply) == REPLY
+    assert reply.stats.ids == REPLY_IDS
+    # Keys and values are off by up to 1/254 of the largest of their 32, which is 0.1 on average in
+    # the logits; the largest of 2 million differences is six times that.
+    logits = model.logits(IDS)
+    assert np.sqrt(np.mean((logits - exact) ** 2)) < 0.15
+    np.testing.assert_allclose(logits, exact, atol=0.7)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zoo import cli
 from zoo.llama import flags
 
 if TYPE_CHECKING:
+    from zoo.llama.generate import Llama
     from zoo.llama.output import Output
 
 PROG = "python -m zoo.llama"
@@ -123,12 +125,14 @@ def _chat(arguments: argparse.Namespace) -> None:
     if model.template.note:
         cli.note(f"({model.template.note})")
     options = flags.options(arguments)
+    before = _resume(arguments, model)
     if interactive:
-        output = _output(arguments, Text(arguments.stats))
-        chat.converse(model, arguments.system, options, output, user_cache() / "chat_history")
+        history, output = user_cache() / "chat_history", _output(arguments, Text(arguments.stats))
+        messages = chat.converse(model, arguments.system, options, output, history, before)
     else:
         output = _output(arguments, Text(arguments.stats or sys.stderr.isatty()))
-        chat.reply_once(model, prompt, arguments.system, options, output)
+        messages = chat.reply_once(model, prompt, arguments.system, options, output, before)
+    _save(arguments, model, messages)
 
 
 def _complete(arguments: argparse.Namespace) -> None:
@@ -142,10 +146,28 @@ def _complete(arguments: argparse.Namespace) -> None:
     if arguments.prompt is None and not prompt:
         _usage(arguments, "no PROMPT, and stdin is empty")
     model = _load(arguments, cache_type=arguments.cache_type)
+    messages = _resume(arguments, model)
     generation = model.generate(prompt, **flags.options(arguments))
     terminal = sys.stderr.isatty()
     output = _output(arguments, Text(arguments.stats or terminal, tell_limit=terminal))
     play(generation, output)
+    _save(arguments, model, messages)
+
+
+def _resume(arguments: argparse.Namespace, model: Llama) -> list:
+    """Go on with --session, if that file exists; its messages."""
+    if arguments.session is None:
+        return []
+    from zoo.llama import session
+
+    file = Path(arguments.session).expanduser()
+    session.check(file)
+    return model.load_session(file) if file.exists() else []
+
+
+def _save(arguments: argparse.Namespace, model: Llama, messages: list) -> None:
+    if arguments.session is not None:
+        model.save_session(Path(arguments.session).expanduser(), messages)
 
 
 def _output(arguments: argparse.Namespace, text: Output) -> Output:
@@ -176,7 +198,6 @@ def _embed(arguments: argparse.Namespace) -> None:
 
 def _perplexity(arguments: argparse.Namespace) -> None:
     import json
-    from pathlib import Path
 
     from tqdm import tqdm
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from zoo.cli import note, one_line
 from zoo.errors import UsageError, UserError
 from zoo.llama import settings, terminal
+from zoo.llama.messages import read_messages
 from zoo.llama.output import Output, Text, play
 
-LARGEST = 1 << 26  # bytes of a saved conversation
-ROLES = ("system", "user", "assistant", "tool")
 _HINT = "(Ctrl-D leaves, Ctrl-C stops a reply, /help lists the commands)"
 
 
@@ -28,10 +27,29 @@ class Model(Protocol):
 
 
 def reply_once(
-    model: Model, prompt: str, system: str | None, options: dict, output: Output
-) -> None:
-    """Answer one prompt."""
-    play(model.chat(opening(system, prompt), **options), output)
+    model: Model,
+    prompt: str,
+    system: str | None,
+    options: dict,
+    output: Output,
+    before: Sequence[dict[str, str]] = (),
+) -> list[dict[str, str]]:
+    """Answer one prompt, after the messages `before`; return all messages."""
+    messages = [*resumed(before, system), {"role": "user", "content": prompt}]
+    said = play(model.chat(messages, **options), output)
+    return [*messages, {"role": "assistant", "content": said}] if said else list(before)
+
+
+def resumed(messages: Sequence[dict[str, str]], system: str | None) -> list[dict[str, str]]:
+    """The messages of a conversation that goes on; `system`, if given, replaces its own."""
+    if system is None:
+        return list(messages)
+    return opening(system) + list(messages[_system(messages) is not None :])
+
+
+def _system(messages: Sequence[dict[str, str]]) -> str | None:
+    first = messages[:1]
+    return first[0]["content"] if first and first[0]["role"] == "system" else None
 
 
 def opening(system: str | None, prompt: str | None = None) -> list[dict[str, str]]:
@@ -46,10 +64,15 @@ def converse(
     options: dict,
     output: Output | None = None,
     history: Path | None = None,
-) -> None:
-    """Talk until Ctrl-D or /exit. Ctrl-C stops a reply, which then stays as far as it got."""
+    before: Sequence[dict[str, str]] = (),
+) -> list[dict[str, str]]:
+    """Talk until Ctrl-D or /exit. Ctrl-C stops a reply, which then stays as far as it got.
+
+    Goes on after the messages `before`; returns all messages.
+    """
     ask = terminal.reader(history, [f"/{name}" for name in COMMANDS])
     conversation = Conversation(model, system, options, output or Text())
+    conversation.messages = resumed(before, system)
     if ask is not terminal.plain:
         note(_HINT)
     while not conversation.over:
@@ -61,6 +84,7 @@ def converse(
         if text is None:
             break
         conversation.take(text)
+    return conversation.messages
 
 
 class Conversation:
@@ -126,8 +150,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        first = self.messages[:1]
-        return first[0]["content"] if first and first[0]["role"] == "system" else None
+        return _system(self.messages)
 
     def help(self, _: str) -> None:
         """The commands."""
@@ -143,7 +166,7 @@ class Conversation:
     def set_system(self, text: str) -> None:
         """Show or replace the system message; the turns stay."""
         if text:
-            self.messages = opening(text) + self.messages[len(opening(self.system)) :]
+            self.messages = resumed(self.messages, text)
         note(f"(system: {self.system or 'none'})")
 
     def save(self, name: str) -> None:
@@ -207,22 +230,6 @@ COMMANDS = {
     "stats": (Conversation.stats, "speed of the last reply, and how full the context is"),
     "exit": (Conversation.exit, "leave, as Ctrl-D does"),
 }
-
-
-def read_messages(file: Path) -> list[dict[str, str]]:
-    """The messages of a saved conversation; UserError when the file holds none."""
-    try:
-        if file.stat().st_size > LARGEST:
-            raise UserError(f"{file}: larger than {LARGEST} bytes, so no saved conversation")
-        data = json.loads(file.read_text("utf-8"))
-        messages = data["messages"] if isinstance(data, dict) else data
-        for message in messages:
-            role, content = message["role"], message["content"]
-            if set(message) != {"role", "content"} or role not in ROLES or type(content) is not str:
-                raise TypeError
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise UserError(f"{file}: no saved conversation") from None
-    return list(messages)
 
 
 def _named(name: str) -> Path:

@@ -114,6 +114,11 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
             how |= {"nargs": "?", "const": True}
         group.add_argument(*names, **how)
     group.add_argument(
+        "--session",
+        metavar="FILE",
+        help="go on where FILE ended, if it exists, computing only what is new; and save to it",
+    )
+    group.add_argument(
         "--stop",
         action="append",
         default=[],

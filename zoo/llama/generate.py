@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import numpy as np
 from zoo.errors import UsageError, UserError
 from zoo.llama.decoding import Decoding
 from zoo.llama.lookup import Lookup
+from zoo.llama.messages import parse_messages
 from zoo.llama.reply import Reply
 from zoo.llama.sampling import SamplingOptions
 from zoo.llama.template import ChatTemplate, Message
@@ -51,10 +55,11 @@ class Llama:
         context: Context,
         name: str = "model",
         embedder: Callable[[list[int]], np.ndarray] | None = None,
+        fingerprint: Callable[[], str] | None = None,
     ) -> None:
         self.config, self.tokenizer, self.context, self.name = config, tokenizer, context, name
         self.template = ChatTemplate(tokenizer)
-        self._embedder = embedder
+        self._embedder, self._fingerprint = embedder, fingerprint
 
     @property
     def ctx(self) -> int:
@@ -135,6 +140,34 @@ class Llama:
         reply = Reply(self.tokenizer, ids, options, *rest)
         reply.stats.ctx_can_grow = self.context.size < self.config.max_context
         return reply
+
+    def save_session(self, path: str | PathLike[str], messages: Sequence[Message] = ()) -> None:
+        """Write what was computed to a file: keys and values of all tokens, with a chat's messages.
+
+        An older file of that name is replaced. WeightError when it can't be written.
+        """
+        from zoo.llama import session
+
+        text = json.dumps(list(messages), ensure_ascii=False)
+        session.save(Path(path), self.context, self.fingerprint, text)
+
+    def load_session(self, path: str | PathLike[str]) -> list[Message]:
+        """Go on where a saved session ended: only new tokens are computed. Returns its messages.
+
+        WeightError when it is of another model or cache type, damaged, or longer than the context.
+        """
+        from zoo.llama import session
+
+        vocab_size = self.config.vocab_size
+        text = session.load(Path(path), self.context, self.fingerprint, vocab_size)
+        return parse_messages(Path(path), text)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What tells this model from others."""
+        if self._fingerprint is None:
+            raise UserError(f"{self.name} was loaded without what tells it from other models")
+        return self._fingerprint()
 
     @cached_property
     def constraints(self) -> Constraints:

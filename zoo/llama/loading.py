@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import weights
@@ -12,7 +13,7 @@ from weights import Checkpoint, Params, WeightError, names
 from weights import config as weights_config
 from zoo import cli
 from zoo.errors import UsageError
-from zoo.llama import gguf_config, gguf_tokenizer, hf_config, hf_tokenizer, model
+from zoo.llama import gguf_config, gguf_tokenizer, hf_config, hf_tokenizer, model, session
 from zoo.llama.context import Context
 from zoo.llama.embedder import Embedder
 from zoo.llama.generate import Llama
@@ -64,7 +65,8 @@ def load(
     if tune:
         with cli.tuning(device):
             context.rehearse()
-    return Llama(config, tokenizer, context, checkpoint.path.name, Embedder(*given))
+    mark = partial(session.fingerprint, checkpoint, config)
+    return Llama(config, tokenizer, context, checkpoint.path.name, Embedder(*given), mark)
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:

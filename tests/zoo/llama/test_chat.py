@@ -36,7 +36,9 @@ class Echo:
             yield letter
 
 history = pathlib.Path(sys.argv[1]) if sys.argv[1:] else None
-raise SystemExit(cli.run(lambda: chat.converse(Echo(), None, {}, history=history), "echo"))
+def talk():
+    chat.converse(Echo(), None, {}, history=history)
+raise SystemExit(cli.run(talk, "echo"))
 """
 
 

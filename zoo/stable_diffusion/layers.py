@@ -15,9 +15,8 @@ GROUPS = 32  # of channels, in every group norm
 def conv(p: Params, x: Tensor, stride: int = 1, padding: Any = None) -> Tensor:
     """A convolution that keeps the size, or divides it by the stride."""
     padding = p.weight.shape[-1] // 2 if padding is None else padding
-    bias = p.bias if "bias" in p else None
-    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, bias, stride, padding)
-    return x.permute(0, 2, 3, 1)
+    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, None, stride, padding).permute(0, 2, 3, 1)
+    return x + p.bias if "bias" in p else x
 
 
 def norm(p: Params, x: Tensor, eps: float) -> Tensor:

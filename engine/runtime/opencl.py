@@ -152,8 +152,11 @@ class OpenCLDevice:
 
     # --- programs ----------------------------------------------------------------------------
 
-    def build(self, source: str, names: Iterable[str]) -> Built:
-        """A compiled source, from the cache on disk where it is; `names` are its functions'."""
+    def build(self, source: str, names: Iterable[str] = ()) -> Built:
+        """A compiled source, from the cache on disk where it is.
+
+        It gets there once the functions of these names have run, if there are any.
+        """
         key = hashlib.sha256(f"{self.identity}\0{source}".encode()).hexdigest()
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)

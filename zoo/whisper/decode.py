@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,9 +17,7 @@ from zoo.errors import UsageError, UserError
 from zoo.whisper.context import Context
 from zoo.whisper.options import DecodingOptions
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
-
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
+from zoo.whisper.tokenizer import Tokenizer
 
 WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from zoo.errors import UserError
 from zoo.whisper import vad
 from zoo.whisper.audio import FRAMES_PER_SECOND, HOP, N_FRAMES, SAMPLE_RATE, loudness
 from zoo.whisper.transcript import Segment, Transcript
-
-if TYPE_CHECKING:
-    from zoo.whisper.whisper import Whisper
+from zoo.whisper.whisper import Whisper
 
 PAUSE, PAD = 600, 300  # ms: a pause that ends an utterance, and how much of it goes along
 UNSURE = 100  # frames of silence that are kept: a word may just have begun in them

@@ -8,14 +8,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment, Word
-
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
 
 WINDOW_S = 30
 TOKENS_PER_SECOND = 50  # positions of the encoder's output

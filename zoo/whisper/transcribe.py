@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +16,8 @@ from zoo.whisper import audio, timing, vad
 from zoo.whisper.context import Context, Network
 from zoo.whisper.decode import Decoder, DecodingResult, decode
 from zoo.whisper.options import Clip, DecodingOptions, TranscribeOptions
+from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment
-
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
 
 N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
 LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,9 @@ from zoo.whisper.audio import record
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
 from zoo.whisper.options import DecodingOptions, TranscribeOptions
+from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcribe import N_FRAMES, Run
 from zoo.whisper.transcript import Segment, Transcript
-
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
 
 _SCORED = 32  # positions a call when the logits of all are wanted
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -33,8 +33,10 @@ class Network:
         # The texts of small models hang on the last digits: two terms for each number.
         self.precision = "high" if dtype == "auto" and config.n_audio_state <= SMALL else dtype
         self.alignment_heads = alignment_heads
-        self._contexts: dict[int, Context] = {}
-        self._encoders: dict[str, Callable] = {}
+        encode = partial(model.encode, params.encoder, config)
+        self._encoder = cache(lambda precision: program(encode, precision=precision))
+        # The context of so many windows at once; there is one of each number.
+        self.context: Callable[[int], Context] = cache(partial(Context, self))
 
     def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
         """A captured program of this network's precision."""
@@ -59,19 +61,10 @@ class Network:
 
         `quick`: in half the time, with fewer digits, unless the network's type forbids it.
         """
-        precision = self.dtype if quick else self.precision
-        if precision not in self._encoders:
-            encode = partial(model.encode, self.params.encoder, self.config)
-            self._encoders[precision] = program(encode, precision=precision)
         frames = np.zeros((1, self.config.n_mels, 2 * self.config.n_audio_ctx), np.float32)
         frames[0, :, : mel.shape[1]] = mel
-        return np.array(self._encoders[precision](self.tensor(frames)).numpy()[0])
-
-    def context(self, windows: int) -> Context:
-        """The context of so many windows at once; there is one of each number."""
-        if windows not in self._contexts:
-            self._contexts[windows] = Context(self, windows)
-        return self._contexts[windows]
+        encode = self._encoder(self.dtype if quick else self.precision)
+        return np.array(encode(self.tensor(frames)).numpy()[0])
 
 
 class Context:
@@ -82,23 +75,18 @@ class Context:
         c = network.config
         shape = (windows * c.n_text_head, c.n_audio_ctx, c.n_text_state // c.n_text_head)
         self.xk, self.xv = network.empty(*shape), network.empty(*shape)
-        cache = model.Cache([], [], self.xk, self.xv)
+        states = model.Cache([], [], self.xk, self.xv)
         self._listen = program(
-            partial(model.listen, network.params.decoder, c, cache),
+            partial(model.listen, network.params.decoder, c, states),
             precision=network.precision if windows == 1 else network.dtype,  # as in `encode`
             window=(0, windows - 1),
         )
-        self._searches: dict[int, Rows] = {}
+        # The token rows of a search with so many candidates a window; one of each number.
+        self.rows: Callable[[int], Rows] = cache(partial(Rows, self))
 
     def listen(self, features: np.ndarray, window: int = 0) -> None:
         """Take in the audio features (F, C) that a window's rows attend to from now on."""
         self._listen(self.network.tensor(features[None]), window=window)
-
-    def rows(self, group: int) -> Rows:
-        """The token rows of a search with `group` candidates a window; one for each number."""
-        if group not in self._searches:
-            self._searches[group] = Rows(self, group)
-        return self._searches[group]
 
 
 class Rows:

@@ -109,26 +109,22 @@ def _subtitles(segments: Sequence[Segment], layout: Layout) -> Iterator[list[Wor
     fill = bool(layout.max_line_width and most_lines)
     subtitle: list[Word] = []
     used, lines = 0, 1  # characters of the line, lines of the subtitle
-    before = None
+    before = float("inf")  # where the last word began
     for segment in segments:
         for i, word in enumerate(segment.words or ()):
-            begins = not fill and i % most_words == 0 and bool(subtitle)
-            pause = fill and before is not None and word.start - before > PAUSE
-            fits = 0 < used and used + len(word.word) <= width
-            before, text = word.start, word.word
-            if fits and not pause and not begins:
-                used += len(text)
+            begins = bool(subtitle) and not fill and i % most_words == 0
+            pause = fill and word.start - before > PAUSE
+            before = word.start
+            if 0 < used <= width - len(word.word) and not (begins or pause):
+                used += len(word.word)
             else:
-                text = text.strip()
-                full = most_lines is not None and (pause or lines >= most_lines)
-                new_line, used = used > 0, len(text)
-                if begins or (subtitle and full):
+                if begins or (subtitle and most_lines and (pause or lines >= most_lines)):
                     yield subtitle
-                    subtitle, lines = [], 1
-                elif new_line:
-                    lines += 1
-                    text = "\n" + text
-            subtitle.append(replace(word, word=text))
+                    subtitle, used, lines = [], 0, 1
+                text = word.word.strip()
+                word = replace(word, word="\n" * (used > 0) + text)
+                used, lines = len(text), lines + (used > 0)
+            subtitle.append(word)
     if subtitle:
         yield subtitle
 

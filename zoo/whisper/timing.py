@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -97,29 +97,27 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return text, time
 
 
-def merge_punctuation(alignment: Sequence[WordTiming], prepend: str, append: str) -> None:
-    """Join punctuation marks with the word after or before; what was joined is left empty."""
-    following = len(alignment) - 1
-    for i in range(len(alignment) - 2, -1, -1):
-        word = alignment[i]
-        if word.word.startswith(" ") and word.word.strip() in prepend:
-            _join(alignment[following], word, alignment[following])
-        else:
-            following = i
-    previous = 0
-    for i in range(1, len(alignment)):
-        word = alignment[i]
-        if not alignment[previous].word.endswith(" ") and word.word in append:
-            _join(alignment[previous], alignment[previous], word)
-        else:
-            previous = i
+def merge_punctuation(
+    alignment: Sequence[WordTiming], prepend: str, append: str
+) -> list[WordTiming]:
+    """The words, of which punctuation marks before or after them have become part."""
 
+    def joined(first: WordTiming, second: WordTiming, times: WordTiming) -> WordTiming:
+        return replace(times, word=first.word + second.word, tokens=first.tokens + second.tokens)
 
-def _join(into: WordTiming, first: WordTiming, second: WordTiming) -> None:
-    text, tokens = first.word + second.word, first.tokens + second.tokens
-    for part in (first, second):
-        part.word, part.tokens = "", []
-    into.word, into.tokens = text, tokens
+    backwards: list[WordTiming] = []
+    for word in reversed(alignment):
+        if backwards and word.word.startswith(" ") and word.word.strip() in prepend:
+            after = backwards.pop()
+            word = joined(word, after, after)
+        backwards.append(word)
+    words: list[WordTiming] = []
+    for word in reversed(backwards):
+        if words and not words[-1].word.endswith(" ") and word.word in append:
+            before = words.pop()
+            word = joined(before, word, before)
+        words.append(word)
+    return words
 
 
 def add_words(
@@ -143,15 +141,13 @@ def add_words(
     typical = min(_LONGEST_MEDIAN, float(np.median(durations))) if durations else 0.0
     if durations:
         _shorten_at_sentences(alignment, 2 * typical)
-    merge_punctuation(alignment, prepend, append)
-    rest = iter(alignment)
+    rest = iter(merge_punctuation(alignment, prepend, append))
     for segment, tokens in zip(segments, texts):
         offset, seen, segment.words = segments[0].seek / 100, 0, []
         while seen < len(tokens) and (timing := next(rest, None)):
             seen += len(timing.tokens)
-            if timing.word:
-                times = (round(offset + t, 2) for t in (timing.start, timing.end))
-                segment.words.append(Word(timing.word, *times, timing.probability))
+            times = (round(offset + t, 2) for t in (timing.start, timing.end))
+            segment.words.append(Word(timing.word, *times, timing.probability))
         if segment.words:
             _shorten_after_pause(segment.words, last_speech, typical)
             _fit(segment, segment.words, typical)

@@ -158,14 +158,6 @@ def attend_text(p: Params, config: Config, x: Tensor, place: Place, cache: Cache
     return linear(p.out, join_heads(out, heads))
 
 
-def ask_audio(p: Params, config: Config, x: Tensor, windows: int) -> Tensor:
-    """What the tokens ask of their window's audio, (B * H, R / B * T, D): all its rows together."""
-    rows, t, c = x.shape
-    return split_heads(
-        linear(p.query, x).reshape(windows, rows // windows * t, c), config.n_text_head
-    )
-
-
 def extend(
     p: Params,
     config: Config,
@@ -179,12 +171,14 @@ def extend(
 
     The rows of a window are neighbours. `asked`, if given, gets each layer's queries of the audio.
     """
-    t, heads = ids.shape[1], config.n_text_head
+    (rows, t), heads = ids.shape, config.n_text_head
     here = slice(place.window * heads, (place.window + windows) * heads)
     x = embedding(p.token_embedding, ids) + positions(p.positional_embedding, place, t)
     for n, block in enumerate(p.blocks):
         x = x + attend_text(block.attn, config, layer_norm(block.attn_ln, x), place, cache, n)
-        q = ask_audio(block.cross_attn, config, layer_norm(block.cross_attn_ln, x), windows)
+        q = linear(block.cross_attn.query, layer_norm(block.cross_attn_ln, x))
+        # All rows of a window ask at once: (B, R / B * T, C) -> (B * H, R / B * T, D).
+        q = split_heads(q.reshape(windows, rows // windows * t, -1), heads)
         if asked is not None:
             asked.append(q)
         heard = join_heads(attention(q, cache.xk[n][here], cache.xv[n][here]), heads)

@@ -139,8 +139,7 @@ def add_words(
     alignment = align(*attend(text), text, tokenizer, language) if text else []
     durations = [t.duration for t in alignment if t.duration]
     typical = min(_LONGEST_MEDIAN, float(np.median(durations))) if durations else 0.0
-    if durations:
-        _shorten_at_sentences(alignment, 2 * typical)
+    _shorten_at_sentences(alignment, 2 * typical)
     rest = iter(merge_punctuation(alignment, prepend, append))
     for segment, tokens in zip(segments, texts):
         offset, seen, segment.words = segments[0].seek / 100, 0, []

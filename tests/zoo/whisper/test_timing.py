@@ -12,8 +12,7 @@ import pytest
 
 from weights import WeightError
 from zoo.whisper import timing
-from zoo.whisper.loading import heads_of, measured
-from zoo.whisper.timing import WordTiming
+from zoo.whisper.timing import WordTiming, heads_of, measured
 from zoo.whisper.tokenizer import Tokenizer, packaged
 from zoo.whisper.transcript import Segment, Word
 

@@ -118,12 +118,11 @@ class Rows:
             return model.logits(p, model.extend(p, config, ids, self.windows, place, cache)[:, 0])
 
         def move(source: Tensor, first: int, to: int, length: int) -> None:
-            for states in (k, v):
-                for n, state in enumerate(states):
-                    rows = state.reshape(self.count, heads, self._columns, size)
-                    taken = rows[source][:, :, first : first + length]
-                    taken = taken.reshape(self.count * heads, length, size).contiguous()
-                    states[n][:, to : to + length] = taken
+            for state in (*k, *v):
+                rows = state.reshape(self.count, heads, self._columns, size)
+                taken = rows[source][:, :, first : first + length]
+                taken = taken.reshape(self.count * heads, length, size).contiguous()
+                state[:, to : to + length] = taken
 
         def align(ids: Tensor, following: Tensor, length: int, words: int) -> tuple:
             asked: list[Tensor] = []

@@ -14,12 +14,12 @@ from numbers import Integral
 import numpy as np
 
 from zoo.errors import UsageError, UserError
+from zoo.whisper.audio import WINDOW_S
 from zoo.whisper.context import Context
 from zoo.whisper.options import DecodingOptions
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
 from zoo.whisper.tokenizer import Tokenizer
 
-WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
 
 

@@ -62,34 +62,34 @@ class Place:
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every key that a checkpoint has."""
-    c, audio, text = config, config.n_audio_state, config.n_text_state
+    audio, text = config.n_audio_state, config.n_text_state
     shapes = {
-        "encoder.conv1.weight": (audio, c.n_mels, 3),
-        "encoder.conv1.bias": (audio,),
-        "encoder.conv2.weight": (audio, audio, 3),
-        "encoder.conv2.bias": (audio,),
-        "encoder.positional_embedding": (c.n_audio_ctx, audio),
-        "decoder.token_embedding.weight": (c.n_vocab, text),
-        "decoder.positional_embedding": (c.n_text_ctx, text),
+        "encoder.positional_embedding": (config.n_audio_ctx, audio),
+        "decoder.token_embedding.weight": (config.n_vocab, text),
+        "decoder.positional_embedding": (config.n_text_ctx, text),
     }
-    linears, norms = {}, {"encoder.ln_post": audio, "decoder.ln": text}
-    sides = (("encoder", audio, c.n_audio_layer, ("attn",)),
-             ("decoder", text, c.n_text_layer, ("attn", "cross_attn")))  # fmt: skip
+
+    def layer(name: str, *shape: int, bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = shape
+        if bias:
+            shapes[f"{name}.bias"] = shape[:1]
+
+    layer("encoder.conv1", audio, config.n_mels, 3)
+    layer("encoder.conv2", audio, audio, 3)
+    layer("encoder.ln_post", audio)
+    layer("decoder.ln", text)
+    sides = (("encoder", audio, config.n_audio_layer, ("attn",)),
+             ("decoder", text, config.n_text_layer, ("attn", "cross_attn")))  # fmt: skip
     for side, size, layers, kinds in sides:
         for block in (f"{side}.blocks.{n}" for n in range(layers)):
             for kind in kinds:
                 read = size if kind == "attn" else audio  # what keys and values are made of
-                rows = {"query": size, "key": read, "value": read, "out": size}
-                linears |= {f"{block}.{kind}.{name}": (size, n) for name, n in rows.items()}
-                norms[f"{block}.{kind}_ln"] = size
-            linears |= {f"{block}.mlp.0": (4 * size, size), f"{block}.mlp.2": (size, 4 * size)}
-            norms[f"{block}.mlp_ln"] = size
-    for name, shape in linears.items():
-        shapes |= {f"{name}.weight": shape}
-        if not name.endswith(".key"):
-            shapes |= {f"{name}.bias": shape[:1]}
-    for name, size in norms.items():
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+                for name, width in {"query": size, "key": read, "value": read, "out": size}.items():
+                    layer(f"{block}.{kind}.{name}", size, width, bias=name != "key")
+                layer(f"{block}.{kind}_ln", size)
+            layer(f"{block}.mlp.0", 4 * size, size)
+            layer(f"{block}.mlp.2", size, 4 * size)
+            layer(f"{block}.mlp_ln", size)
     return shapes
 
 

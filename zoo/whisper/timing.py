@@ -16,10 +16,10 @@ import numpy as np
 
 from weights import WeightError
 from zoo.whisper import model
+from zoo.whisper.audio import WINDOW_S
 from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment, Word
 
-WINDOW_S = 30
 TOKENS_PER_SECOND = 50  # positions of the encoder's output
 _MEDIAN = 7  # width of the filter along time, in such positions
 _LONGEST_MEDIAN = 0.7  # however slowly one speaks

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from zoo.whisper import audio, timing, vad
+from zoo.whisper import timing, vad
+from zoo.whisper.audio import FRAMES_PER_SECOND, N_FRAMES, WINDOW_S, Recording
 from zoo.whisper.context import Context, Network
 from zoo.whisper.decode import Decoder, DecodingResult, decode
 from zoo.whisper.options import Clip, DecodingOptions, TranscribeOptions
 from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment
 
-N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
 LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
 REPEATED = 8  # tokens, some six words: more than a turn of phrase
 FACTS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")  # of a window
@@ -61,7 +61,7 @@ class Run:
 
     network: Network
     tokenizer: Tokenizer
-    recording: audio.Recording
+    recording: Recording
     options: TranscribeOptions
     on_segment: Callable[[Segment], None] | None = None
     progress: Callable[[float, float], None] | None = None
@@ -260,7 +260,7 @@ class Run:
         end = timing.end_of(segments)
         if not ends_whole(tokens, self.tokenizer.timestamp_begin) and end and end > begin:
             after = round(end * FRAMES_PER_SECOND)
-            if threshold is not None and begin + timing.WINDOW_S - end <= threshold:
+            if threshold is not None and begin + WINDOW_S - end <= threshold:
                 after = seek + size
         if threshold is not None:
             first = timing.next_with_words(segments)

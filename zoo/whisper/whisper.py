@@ -18,12 +18,12 @@ from zoo.opening import open_model
 from zoo.options import names_of, refuse_unknown
 from zoo.whisper import decode as decoding
 from zoo.whisper import model, timing
-from zoo.whisper.audio import record
+from zoo.whisper.audio import N_FRAMES, record
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
 from zoo.whisper.options import DecodingOptions, TranscribeOptions
 from zoo.whisper.tokenizer import Tokenizer, tokenizer_of
-from zoo.whisper.transcribe import N_FRAMES, Run
+from zoo.whisper.transcribe import Run
 from zoo.whisper.transcript import Segment, Transcript
 
 _SCORED = 32  # positions a call when the logits of all are wanted

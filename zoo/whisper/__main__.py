@@ -14,7 +14,7 @@ from typing import Any
 from zoo import cli, whisper
 from zoo.whisper import flags
 from zoo.whisper.languages import LANGUAGES
-from zoo.whisper.output import FORMATS, Layout, targets, timestamp, write
+from zoo.whisper.transcript import FORMATS, Layout, targets, timestamp, write
 
 PROG = "python -m zoo.whisper"
 _EXAMPLES = f"""examples:

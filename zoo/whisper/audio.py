@@ -23,8 +23,8 @@ from zoo.errors import UserError
 SAMPLE_RATE = 16000
 N_FFT = 400
 HOP = 160
-WINDOW_S = 30.0  # what the network hears at once
-N_SAMPLES = 30 * SAMPLE_RATE
+WINDOW_S = 30  # what the network hears at once
+N_SAMPLES = WINDOW_S * SAMPLE_RATE
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 N_FRAMES = N_SAMPLES // HOP
 BLOCK = 500  # frames per run of the mel program

@@ -9,7 +9,7 @@ from typing import Any
 from zoo import cli
 from zoo.errors import UserError
 from zoo.whisper.languages import code_of
-from zoo.whisper.output import FORMATS, Layout
+from zoo.whisper.transcript import FORMATS, Layout
 
 DEFAULT_MODEL = "base"
 LAYOUT = tuple(Layout.__dataclass_fields__)

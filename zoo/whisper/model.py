@@ -13,7 +13,16 @@ from typing import Any
 
 from engine import Tensor, dtype
 from engine.convolution import conv1d
-from engine.functional import attention, causal_mask, embedding, gelu, layer_norm, linear
+from engine.functional import (
+    attention,
+    causal_mask,
+    embedding,
+    gelu,
+    join_heads,
+    layer_norm,
+    linear,
+    split_heads,
+)
 from engine.symbolic import Int
 
 Params = Any  # a tree over the checkpoint: weights.Params
@@ -91,19 +100,6 @@ def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
             layer(f"{block}.mlp.2", size, 4 * size)
             layer(f"{block}.mlp_ln", size)
     return shapes
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, C) -> (B * H, T, D)."""
-    b, t, c = x.shape
-    return x.reshape(b, t, heads, c // heads).permute(0, 2, 1, 3).reshape(b * heads, t, c // heads)
-
-
-def join_heads(x: Tensor, heads: int) -> Tensor:
-    """(B * H, T, D) -> (B, T, C)."""
-    rows, t, d = x.shape
-    x = x.reshape(rows // heads, heads, t, d).permute(0, 2, 1, 3)
-    return x.reshape(rows // heads, t, heads * d)
 
 
 def feed_forward(p: Params, x: Tensor) -> Tensor:

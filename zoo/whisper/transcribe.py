@@ -34,9 +34,8 @@ class Strand:
     timeline: vad.Timeline  # from its time to the recording's
     seek: int
     end: int
-    said: list[int]  # tokens of its text so far, after the initial prompt
+    said: list[int]  # tokens of its text so far that may be a prompt
     nothing: int = 0  # fewer frames at its end hold no speech
-    forgotten: int = 0  # how many of them are no prompt any more
     last_speech: float = 0.0  # seconds
     found: list[Segment] = field(default_factory=list)  # not handed out yet
 
@@ -72,6 +71,7 @@ class Run:
         self.segments: list[Segment] = []
         prompt = self.options.initial_prompt
         self.prompt = self.tokenizer.encode(" " + prompt.strip()) if prompt else []
+        self.as_if_said = [] if self.options.carry_initial_prompt else self.prompt
         # Seconds of audio in a position of the encoder's output, which timestamps count in.
         self.position_s = N_FRAMES / self.network.config.n_audio_ctx / FRAMES_PER_SECOND
         self.opened: list[Strand] = []  # begun, and not all of it handed out
@@ -90,7 +90,7 @@ class Run:
         if not self.options.vad and self.options.batch_size == 1:
             frames = self.recording.frames
             timeline = vad.Timeline([(0, frames)])
-            strand = Strand(self.recording.mel[:, :frames], timeline, 0, 0, list(self.prompt))
+            strand = Strand(self.recording.mel[:, :frames], timeline, 0, 0, [*self.as_if_said])
             for seek, end in self.clips:  # each goes on with the text of the one before
                 strand = replace(strand, seek=seek, end=end, found=[])
                 yield strand
@@ -98,7 +98,7 @@ class Run:
         for clips in self.together:
             timeline = vad.Timeline(clips)
             mel = timeline.condense(self.recording.mel)
-            yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt), vad.ROOM)
+            yield Strand(mel, timeline, 0, mel.shape[1], [*self.as_if_said], vad.ROOM)
 
     def work(self) -> None:
         """Work through all strands, several side by side; what they say is handed out in order."""
@@ -184,7 +184,7 @@ class Run:
         strand.found += segments
         strand.said += [token for segment in segments for token in segment.tokens]
         if not self.options.condition_on_previous_text or result.temperature > HOT:
-            strand.forgotten = len(strand.said)
+            strand.said.clear()
 
     def _options(self, temperature: float, prompt: list[int]) -> DecodingOptions:
         return self.options.at(temperature, language=self.language, prompt=prompt)
@@ -220,10 +220,9 @@ class Run:
     def _prompt(self, strand: Strand) -> list[int]:
         """What was said before, as far as it may be a prompt."""
         if not self.options.carry_initial_prompt:
-            return strand.said[strand.forgotten :]
+            return list(strand.said)
         room = self.network.config.n_text_ctx // 2 - 1 - len(self.prompt)
-        said = strand.said[max(len(self.prompt), strand.forgotten) :]
-        return self.prompt + (said[-room:] if room > 0 else [])
+        return self.prompt + (strand.said[-room:] if room > 0 else [])
 
     def _is_good(self, result: DecodingResult) -> bool:
         least, most = self.options.logprob_threshold, self.options.compression_ratio_threshold

@@ -41,9 +41,6 @@ class AudioError(UserError):
     """A recording that can't be read; names the file."""
 
 
-# --- samples -------------------------------------------------------------------------------------
-
-
 def load_audio(source: Source) -> np.ndarray:
     """All samples of a recording, (n,) float32 from -1 to 1, 16 kHz mono; raises AudioError."""
     return np.concatenate(list(read_audio(source)))
@@ -90,13 +87,11 @@ def _from_array(array: np.ndarray) -> np.ndarray:
         raise AudioError(f"samples are float or int16 (at 16 kHz), not {array.dtype}")
     if array.ndim not in (1, 2) or not array.size:
         raise AudioError(f"samples are a non-empty array of 1 or 2 axes, not {[*array.shape]}")
-    scale = 32768 if array.dtype == np.int16 else 1
+    scale = np.float32(32768 if array.dtype == np.int16 else 1)
     if array.ndim == 2:
         array = array.mean(int(np.argmin(array.shape)), dtype=np.float64)
     with np.errstate(over="ignore"):  # to infinity
-        array = np.ascontiguousarray(array, np.float32)
-    if scale != 1:
-        array = array / np.float32(scale)
+        array = np.ascontiguousarray(array, np.float32) / scale
     if not max(array.max(), -array.min()) <= LOUDEST:
         raise AudioError(f"samples hold infinities or NaN, or numbers beyond {LOUDEST:.0e}")
     return array
@@ -155,9 +150,6 @@ def _frames(container: Any, name: str) -> Iterator[Any]:
         yield from sound
     if good and bad:
         note(f"({name} is damaged; what could be decoded is used)")
-
-
-# --- log-mel -------------------------------------------------------------------------------------
 
 
 @dataclass

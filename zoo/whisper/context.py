@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
@@ -18,29 +19,24 @@ SMALL = 768  # width up to which a model is small
 FEW = 16  # tokens of a prompt without earlier text: quicker as rows than as tiles
 
 
+@dataclass(eq=False)
 class Network:
     """A checkpoint's programs, compiled on first use; one `Context` per number of windows."""
 
-    def __init__(
-        self,
-        params: Params,
-        config: model.Config,
-        alignment_heads: Sequence[tuple[int, int]],
-        device: str | None = None,
-        dtype: str = "f32",
-    ) -> None:
-        self.params, self.config, self.device, self.dtype = params, config, device, dtype
+    params: Params
+    config: model.Config
+    alignment_heads: Sequence[tuple[int, int]]
+    device: str | None = None
+    dtype: str = "f32"
+
+    def __post_init__(self) -> None:
         # The texts of small models hang on the last digits: two terms for each number.
-        self.precision = "high" if dtype == "auto" and config.n_audio_state <= SMALL else dtype
-        self.alignment_heads = alignment_heads
-        encode = partial(model.encode, params.encoder, config)
+        small = self.config.n_audio_state <= SMALL
+        self.precision = "high" if self.dtype == "auto" and small else self.dtype
+        encode = partial(model.encode, self.params.encoder, self.config)
         self._encoder = cache(lambda precision: program(encode, precision=precision))
         # The context of so many windows at once; there is one of each number.
         self.context: Callable[[int], Context] = cache(partial(Context, self))
-
-    def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
-        """A captured program of this network's precision."""
-        return program(function, precision=self.precision, **limits)
 
     def tensor(self, values: np.ndarray | Sequence) -> Tensor:
         """An array on this network's device: integers as int32, others as float32."""
@@ -135,14 +131,15 @@ class Rows:
             rest = (0, config.n_text_ctx - length)  # what is read has one size
             return scores.pad([(0, 0), rest, (0, 0)]), chances.pad([rest])
 
-        self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
+        captured = partial(program, precision=network.precision)
+        self._align = captured(align, length=(2, length), words=(1, config.n_vocab))
         # Prompts are multiplied in float32: over the copy of the weights that single steps use.
         exact = partial(program, prompt, precision="f32")
         place = {"first": (0, length), "window": (0, self.windows - 1)}
         self._prompts = {n: exact(length=(1, n), **place) for n in (FEW, length)}
-        self._step = network.program(step, first=(0, length), text=(0, length - 1))
+        self._step = captured(step, first=(0, length), text=(0, length - 1))
         bounds = {"first": (0, length), "to": (0, length), "length": (1, length)}
-        self._move = network.program(move, **bounds)
+        self._move = captured(move, **bounds)
 
     def prompt(self, window: int, ids: Sequence[int], places: Sequence[int]) -> np.ndarray:
         """Start the first row of a window with `ids`.

@@ -56,26 +56,25 @@ class _Text:
         self.left -= 1
 
 
+@dataclass(eq=False)
 class Decoder:
     """Texts of a context's windows, found side by side; each begins when its window is heard.
 
     `options.language` is a code.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        tokenizer: Tokenizer,
-        options: DecodingOptions,
-        random: np.random.Generator,
-    ) -> None:
-        config = context.network.config
-        self.tokenizer, self.options, self.random = tokenizer, options, random
+    context: Context
+    tokenizer: Tokenizer
+    options: DecodingOptions
+    random: np.random.Generator
+
+    def __post_init__(self) -> None:
+        config, options = self.context.network.config, self.options
         self.limit = config.n_text_ctx
-        self.start = initial_tokens(tokenizer, options, self.limit)
-        self.restrict = _rules(tokenizer, options, config.n_audio_ctx)
+        self.start = initial_tokens(self.tokenizer, options, self.limit)
+        self.restrict = _rules(self.tokenizer, options, config.n_audio_ctx)
         self.group = int(options.beam_size or options.best_of or 1)
-        self.rows = context.rows(self.group)
+        self.rows = self.context.rows(self.group)
         self.texts: dict[int, _Text] = {}
 
     def begin(self, window: int) -> None:

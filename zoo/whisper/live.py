@@ -144,9 +144,6 @@ def _interrupt(stop: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGINT, usual)
 
 
-# --- sources -------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def stdin_pcm(put: Put) -> Iterator[None]:
     """What a pipe sends: 16 kHz mono, 16 bits a sample, little-endian."""

@@ -103,8 +103,8 @@ class Timeline:
 
     def __init__(self, clips: Sequence[Clip]) -> None:
         self.clips = list(clips)
-        lengths = [end - start for start, end in self.clips]
-        self._begins = np.cumsum([0, *lengths])  # of each clip, in condensed frames
+        # Of each clip, in condensed frames.
+        self._begins = np.cumsum([0, *(end - start for start, end in self.clips)])
 
     def condense(self, mel: np.ndarray) -> np.ndarray:
         """The clips' frames of mel (n_mels, frames): (n_mels, frames of all clips)."""

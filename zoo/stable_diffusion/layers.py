@@ -6,7 +6,7 @@ from typing import Any
 
 from engine import Tensor
 from engine import convolution as nn
-from engine.functional import attention, group_norm
+from engine.functional import attention, group_norm, join_heads, split_heads
 
 Params = Any  # a tree over the checkpoint: weights.Params
 GROUPS = 32  # of channels, in every group norm
@@ -38,14 +38,8 @@ def doubled(x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Attention of q (B, T, C) to k and v (B, S, C), each in `heads` heads; (B, T, C)."""
-    b, t, c = q.shape
-
-    def split(x: Tensor) -> Tensor:
-        s, d = x.shape[1], c // heads
-        return x.reshape(b, s, heads, d).permute(0, 2, 1, 3).reshape(b * heads, s, d)
-
-    out = attention(split(q), split(k), split(v)).reshape(b, heads, t, c // heads)
-    return out.permute(0, 2, 1, 3).reshape(b, t, c)
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    return join_heads(attention(q, k, v), heads)
 
 
 def pointwise(p: Params, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The tensors of an ONNX model, read when they are asked for: from the model or a file beside it."""
+"""The tensors of an ONNX model, read when they are asked for: from it, or from a file beside it."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ class OnnxTensor:
     def _of_bytes(self, raw: np.ndarray, bits: int, dtype: np.dtype) -> np.ndarray:
         expected = -(-self.size * bits // 8)
         if len(raw) != expected:
-            self._fail("its data has another length than its shape", expected=expected, got=len(raw))
+            self._fail(
+                "its data has another length than its shape", expected=expected, got=len(raw)
+            )
         if bits < 8:
             return _unpacked(raw, bits, self.size).view(dtype).reshape(self.shape)
         little = dtype.newbyteorder("<") if dtype.kind in "iufc" else dtype

@@ -22,7 +22,7 @@ LIFTED = frozenset("bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float
                    "bfloat16".split())  # fmt: skip
 
 
-class NeedsNumbers(Exception):  # noqa: N818 - no error: it says where a capture has to end
+class NeedsNumbers(Exception):
     """A node must see the numbers of a tensor that a program only computes later."""
 
     def __init__(self, node: BoundNode) -> None:

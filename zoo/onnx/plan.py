@@ -117,7 +117,7 @@ def evaluate(nodes: Sequence[BoundNode], env: Env, device: Device) -> None:
         env.update(zip(node.outputs, node(env, device)))
 
 
-class _OnlyHost(Exception):  # noqa: N818 - no error: what a capture would return has no tensor
+class _OnlyHost(Exception):
     pass
 
 

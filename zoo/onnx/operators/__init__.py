@@ -1,6 +1,9 @@
 """The operators, by theme; importing this package fills the table of `registry.py`."""
 
 from zoo.onnx.operators import (  # noqa: F401
+    activations,
+    attention,
+    casts,
     control,
     convolution,
     elementwise,

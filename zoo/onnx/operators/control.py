@@ -85,7 +85,7 @@ def _slice(x: Value, axis: int, place: int) -> Value:
 
 
 @operator("Scan")
-def scan_8(lengths: Known, *xs: Weight, body: Any, num_scan_inputs: int,
+def scan_8(lengths: Known = None, *xs: Weight, body: Any, num_scan_inputs: int,
            directions: tuple | None = None, call):  # fmt: skip
     """As in opset 8: each row of a batch by itself."""
     held = len(xs) - num_scan_inputs

@@ -92,7 +92,7 @@ def conv_transpose(x: Value, weight: Value, bias: Value = None, *, auto_pad: str
         sizes = output_shape or [n * s for n, s in zip(x.shape[2:], strides)]
         cut = [n - size for n, size in zip(full, sizes[-rank:])]
         halves = [(n - n // 2, n // 2) for n in cut]
-        cuts = halves if auto_pad == "SAME_LOWER" else [(b, a) for a, b in halves]
+        cuts = [(a, b) for b, a in halves] if auto_pad == "SAME_UPPER" else halves
     else:
         cuts = sides(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
     # What the transpose would cut off beyond a whole kernel is cut afterwards.

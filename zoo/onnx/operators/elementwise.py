@@ -7,17 +7,14 @@ import math
 import numpy as np
 
 from engine import Tensor
-from weights.onnx_schema import NAMES
 from zoo.onnx import values as v
-from zoo.onnx.node import LIFTED
-from zoo.onnx.operators.narrow import narrowed
-from zoo.onnx.registry import add, operator
+from zoo.onnx.registry import OPERATORS, add, operator
 from zoo.onnx.values import Value
 
 
-def _table(rows: dict) -> None:
+def _table(rows: dict, since: int = 1) -> None:
     for name, function in rows.items():
-        add(name, function)
+        add(name, function, since=since)
 
 
 def _unary(function):
@@ -76,9 +73,7 @@ _table(
         "Acos": _unary(lambda x: math.pi / 2 - 2 * atan(x / (1 + v.sqrt(1 - x * x)))),
         "Acosh": _unary(lambda x: v.log(x + v.sqrt(x * x - 1))),
         "Asin": _unary(lambda x: 2 * atan(x / (1 + v.sqrt(1 - x * x)))),
-        "Asinh": _unary(
-            lambda x: _sign(x) * v.log(v.absolute(x) + v.sqrt(x * x + 1))
-        ),
+        "Asinh": _unary(lambda x: _sign(x) * v.log(v.absolute(x) + v.sqrt(x * x + 1))),
         "Atan": _unary(atan),
         "Atanh": _unary(_half_log),
         "Ceil": _unary(v.ceil),
@@ -107,6 +102,10 @@ _table(
         "Tanh": _unary(v.tanh),
         "IsNaN": _unary(lambda x: x != x),
         "Identity": _unary(lambda x: x),
+    }
+)
+_table(
+    {
         "Add": _binary(lambda a, b: a + b),
         "Sub": _binary(lambda a, b: a - b),
         "Mul": _binary(lambda a, b: a * b),
@@ -121,11 +120,12 @@ _table(
         "LessOrEqual": _binary(lambda a, b: a <= b),
         "Greater": _binary(lambda a, b: a > b),
         "GreaterOrEqual": _binary(lambda a, b: a >= b),
-    }
+    },
+    since=7,
 )
 
 
-@operator("Div")
+@operator("Div", since=7)
 def div(a: Value, b: Value):
     """Whole numbers are cut towards zero, as in C."""
     if v.is_float(a):
@@ -140,14 +140,19 @@ def div(a: Value, b: Value):
 @operator("Mod")
 def mod(a: Value, b: Value, *, fmod: int = 0):
     """The divisor's sign, or with fmod the dividend's."""
-    if not fmod:
-        return a % b
-    if isinstance(a, Tensor):
-        return a - (a / b).trunc() * b if a.dtype.is_float else a - div(a, b) * b
-    return np.fmod(a, b)
+    if not isinstance(a, Tensor):
+        return np.fmod(a, b) if fmod else a % b
+    if not a.dtype.is_float:
+        return a - div(a, b) * b if fmod else a % b
+    cut = a - (a / b).trunc() * b
+    endless = b.abs() == float("inf")
+    cut = Tensor.where(endless & (a.abs() < float("inf")), a, cut)
+    if fmod:
+        return cut
+    return Tensor.where((cut != 0) & ((cut < 0) ^ (b < 0)), cut + b, cut)
 
 
-@operator("Pow")
+@operator("Pow", since=7)
 def power(x: Value, y: Value):
     """x to the y, of x's type. A whole power of a negative number is a number."""
     if not isinstance(x, Tensor):
@@ -175,6 +180,22 @@ def _one_number(t: Tensor) -> float | None:
         return float(node.arg)
     constant = node.op.name == "BUFFER" and node.arg[0].constant and node.arg[0].size == 1
     return float(t.numpy().reshape(-1)[0]) if constant and t.node is node else None
+
+
+def _before_7(function):
+    """Before opset 7 the axes of b lay at `axis` of a, and at the end only without one."""
+
+    def run(a: Value, b: Value, *, axis: int | None = None, broadcast: int = 0):
+        if axis is not None and b.ndim:
+            axis = v.axis_in(axis, a.ndim)
+            b = v.reshape(b, (*b.shape, *(1,) * (a.ndim - axis - b.ndim)))
+        return function(a, b)
+
+    return run
+
+
+for _name in ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater"):
+    add(_name, _before_7(OPERATORS["", _name][0].function))
 
 
 @operator("BitShift")
@@ -229,104 +250,3 @@ def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1):
     none = none & ~none
     up = x == float("inf") if detect_positive else none
     return up | (x == -float("inf") if detect_negative else none)
-
-
-# --- activations -----------------------------------------------------------------------------
-
-
-@operator("Elu")
-def elu(x: Value, *, alpha: float = 1.0):
-    """Clevert et al. 2015."""
-    return v.where(x < 0, (v.exp(x) - 1) * v.number(x, alpha), x)
-
-
-@operator("Celu")
-def celu(x: Value, *, alpha: float = 1.0):
-    """Barron 2017."""
-    a = v.number(x, alpha)
-    return v.maximum(x, 0) + v.minimum((v.exp(x / a) - 1) * a, 0)
-
-
-@operator("Selu")
-def selu(x: Value, *, alpha: float = 1.67326319217681884765625,
-         gamma: float = 1.05070102214813232421875):  # fmt: skip
-    """Klambauer et al. 2017."""
-    return elu(x, alpha=alpha) * v.number(x, gamma)
-
-
-@operator("Gelu")
-def gelu(x: Value, *, approximate: str = "none"):
-    """x times the share of a normal distribution below it."""
-    half = v.number(x, 0.5)
-    if approximate == "tanh":
-        inner = (x + x * x * x * v.number(x, 0.044715)) * v.number(x, math.sqrt(2 / math.pi))
-        return x * half * (v.tanh(inner) + 1)
-    if isinstance(x, Tensor):
-        from engine import functional
-
-        return functional.gelu(x)
-    return x * half * (v.erf(x * v.number(x, math.sqrt(0.5))) + 1)
-
-
-@operator("Swish")
-def swish(x: Value, *, alpha: float = 1.0):
-    """x sigmoid(alpha x)."""
-    return x * v.sigmoid(x * v.number(x, alpha))
-
-
-@operator("SwiGLU")
-def swiglu(x: Value, y: Value, *, alpha: float = 1.0):
-    """swish(x) y."""
-    return swish(x, alpha=alpha) * y
-
-
-@operator("HardSigmoid")
-def hard_sigmoid(x: Value, *, alpha: float = 0.2, beta: float = 0.5):
-    """alpha x + beta within 0 and 1."""
-    return v.minimum(v.maximum(x * v.number(x, alpha) + v.number(x, beta), 0), 1)
-
-
-@operator("LeakyRelu")
-def leaky_relu(x: Value, *, alpha: float = 0.01):
-    """alpha x below 0."""
-    return v.where(x < 0, x * v.number(x, alpha), x)
-
-
-@operator("PRelu")
-def prelu(x: Value, slope: Value):
-    """slope x below 0."""
-    return v.where(x < 0, x * slope, x)
-
-
-@operator("ThresholdedRelu")
-def thresholded_relu(x: Value, *, alpha: float = 1.0):
-    """0 up to alpha."""
-    return v.where(x > v.number(x, alpha), x, v.number(x, 0))
-
-
-@operator("Shrink")
-def shrink(x: Value, *, bias: float = 0.0, lambd: float = 0.5):
-    """Towards 0 by bias; 0 within lambd of it."""
-    low = v.where(x < -lambd, v.cast(x + v.number(x, bias), v.type_of(x)), v.number(x, 0))
-    return v.where(x > lambd, v.cast(x - v.number(x, bias), v.type_of(x)), low)
-
-
-# --- types -----------------------------------------------------------------------------------
-
-
-@operator("Cast")
-def cast(x: Value, *, to: int, saturate: int = 1, round_mode: str = "up", call):
-    """To the type of a number of onnx.proto."""
-    return convert(x, NAMES[to], saturate, call)
-
-
-@operator("CastLike")
-def cast_like(x: Value, like: Value, *, saturate: int = 1, round_mode: str = "up", call):
-    """To the type of another input."""
-    return convert(x, v.type_of(like), saturate, call)
-
-
-def convert(x: Value, name: str, saturate: int, call) -> Value:
-    """To a type by name; the device has no numbers of less than 8 bits, and no texts."""
-    plain = name in LIFTED and not (isinstance(x, np.ndarray) and x.dtype.name not in LIFTED)
-    return v.cast(x, name) if plain else narrowed(call.numbers(x), name, bool(saturate))

@@ -59,13 +59,13 @@ def scatter_nd(x: Known, indices: Known, updates: Known, *, reduction: str = "no
 def tensor_scatter(x: Known, updates: Known, indices: Known = None, *, axis: int = -2,
                    mode: str = "linear"):  # fmt: skip
     """x with the updates along an axis from each batch's own index on (a cache of keys)."""
-    out, axis = x.copy(), v.axis_in(axis, x.ndim)
+    axis = v.axis_in(axis, x.ndim)
+    out, updates = np.moveaxis(x.copy(), axis, 1), np.moveaxis(updates, axis, 1)
     starts = np.zeros(x.shape[0], int) if indices is None else indices
     for b, start in enumerate(starts):
-        places = int(start) + np.arange(updates.shape[axis])
-        places = places % x.shape[axis] if mode == "circular" else places
-        out[(b, *[slice(None)] * (axis - 1), places)] = updates[b]
-    return out
+        places = int(start) + np.arange(updates.shape[1])
+        out[b, places % out.shape[1] if mode == "circular" else places] = updates[b]
+    return np.moveaxis(out, 1, axis)
 
 
 @operator("NonZero")
@@ -86,10 +86,8 @@ def unique(x: Known, *, axis: int | None = None, sorted: int = 1):
     flat = x.reshape(-1) if axis is None else x
     at = 0 if axis is None else axis
     values, first, inverse, counts = np.unique(
-        flat, return_index=True, return_inverse=True, return_counts=True, axis=axis and at
-    ) if axis is None else np.unique(
         flat, return_index=True, return_inverse=True, return_counts=True, axis=axis
-    )  # fmt: skip
+    )
     inverse = inverse.reshape(-1)
     if not sorted:
         order = np.argsort(first)

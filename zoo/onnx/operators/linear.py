@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine import Tensor
 from zoo.onnx import values as v
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
@@ -18,7 +17,7 @@ def matmul(a: Value, b: Value):
 
 @operator("Gemm")
 def gemm(a: Value, b: Value, c: Value = None, *, alpha: float = 1.0, beta: float = 1.0,
-         transA: int = 0, transB: int = 0):  # fmt: skip  # noqa: N803 - the attributes' names
+         transA: int = 0, transB: int = 0, broadcast: int = 1):  # fmt: skip
     """alpha A B + beta C, each of A and B turned if asked for."""
     a = v.permute(a, (1, 0)) if transA else a
     out = a @ (v.permute(b, (1, 0)) if transB else b)
@@ -30,7 +29,7 @@ def gemm(a: Value, b: Value, c: Value = None, *, alpha: float = 1.0, beta: float
 
 @operator("Einsum")
 def einsum(*xs: Value, equation: str):
-    """Sums of products in Einstein's notation: axes by letters, those that the result lacks summed."""
+    """Sums of products in Einstein's notation: axes by letters, those not in the result summed."""
     terms, out = _letters(equation.replace(" ", ""), [x.ndim for x in xs])
     everything = sorted(set("".join(terms)), key="".join([out, *terms]).index)
     product = None
@@ -50,13 +49,17 @@ def _letters(equation: str, ranks: list[int]) -> tuple[list[str], str]:
     """The letters of each input and of the result, with `...` written out in capitals' place."""
     left, arrow, out = equation.partition("->")
     terms = left.split(",")
-    rank = max((n - len(t.replace("...", "")) for t, n in zip(terms, ranks) if "..." in t), default=0)
+    rank = max(
+        (n - len(t.replace("...", "")) for t, n in zip(terms, ranks) if "..." in t), default=0
+    )
     spare = "".join(chr(0x391 + i) for i in range(rank))
     if not arrow:
         once = [c for c in sorted(set(left) - set(",.")) if left.count(c) == 1]
         out = ("..." if "..." in left else "") + "".join(once)
-    filled = [t.replace("...", spare[rank - (n - len(t.replace("...", ""))) :] if "..." in t else "")
-              for t, n in zip(terms, ranks)]  # fmt: skip
+    filled = [
+        t.replace("...", spare[rank - (n - len(t.replace("...", ""))) :] if "..." in t else "")
+        for t, n in zip(terms, ranks)
+    ]
     return filled, out.replace("...", spare)
 
 
@@ -97,8 +100,3 @@ def centred(x: Value, zero: Value | None, axis: int) -> Value:
     zero = v.cast(zero, "int32")
     many = zero.ndim == 1 and zero.shape[0] > 1
     return x - (v.reshape(zero, (-1, 1)) if many and axis == -1 else zero)
-
-
-def is_tensor(x: Value) -> bool:
-    """Whether x is computed on the device."""
-    return isinstance(x, Tensor)

@@ -25,9 +25,7 @@ def size(x: Weight):
 @operator("Reshape")
 def reshape(x: Value, shape: Known, *, allowzero: int = 0):
     """To a shape, in which 0 keeps a size and -1 is what is left."""
-    sizes = [
-        x.shape[i] if n == 0 and not allowzero else n for i, n in enumerate(v.ints(shape))
-    ]
+    sizes = [x.shape[i] if n == 0 and not allowzero else n for i, n in enumerate(v.ints(shape))]
     if -1 in sizes and not allowzero and 0 in x.shape:
         sizes[sizes.index(-1)] = 0
     return v.reshape(x, sizes)

@@ -6,6 +6,8 @@ import numpy as np
 
 from weights.onnx_tensor import dtype_of
 
+SMALL = {"uint4": (0, 15), "int4": (-8, 7), "uint2": (0, 3), "int2": (-2, 1)}
+
 
 def narrowed(x: np.ndarray, name: str, saturate: bool) -> np.ndarray:
     """x in the type of that name; saturate: what is too large becomes the largest number."""
@@ -14,10 +16,12 @@ def narrowed(x: np.ndarray, name: str, saturate: bool) -> np.ndarray:
     if x.dtype == object:
         x = _parsed(x, whole=name.startswith(("int", "uint")))
     dtype = dtype_of(name)
+    if name in SMALL and x.dtype.kind not in "iub":  # halves of ml_dtypes know no integers
+        return x.astype(np.float32).astype(dtype)
     if not name.startswith(("float8", "float4")):
-        if "int" in name and x.dtype.kind not in "iub":  # halves of ml_dtypes know no integers
-            x = x.astype(np.float32).astype(np.int32)
         return x.astype(dtype)
+    if name == "float8_e8m0fnu" and saturate:
+        x = np.maximum(x.astype(np.float32), 2.0**-127)
     if saturate and name != "float8_e8m0fnu":
         import ml_dtypes
 

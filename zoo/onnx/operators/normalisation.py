@@ -38,7 +38,7 @@ def _wide(x: Value) -> Value:
 @operator("BatchNormalization")
 def batch_normalization(x: Value, scale: Weight, bias: Weight, mean: Weight, var: Weight, *,
                         epsilon: float = 1e-5, momentum: float = 0.9, training_mode: int = 0,
-                        spatial: int = 1, call):  # fmt: skip
+                        spatial: int = 1, is_test: int = 1, call):  # fmt: skip
     """x * a + b per channel; of constants a and b are computed while the model is prepared."""
     if training_mode:
         axes = [a for a in range(x.ndim) if a != 1]

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine import Tensor
 from zoo.onnx import values as v
-from zoo.onnx.operators import elementwise as e
+from zoo.onnx.operators import activations as e
+from zoo.onnx.operators.elementwise import softplus
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
@@ -29,7 +29,7 @@ _ACTIVATIONS = {
     ),
     "Elu": lambda x, a, b: e.elu(x, alpha=1.0 if a is None else a),
     "Softsign": lambda x, a, b: x / (1 + v.absolute(x)),
-    "Softplus": lambda x, a, b: e.softplus(x),
+    "Softplus": lambda x, a, b: softplus(x),
 }
 Act = Callable[[Value], Value]
 Step = Callable[..., tuple[Value, ...]]
@@ -207,8 +207,3 @@ def lstm(x: Value, w: Value, r: Value, b: Value = None, lengths: Known = None,
         first = [_initial(s, d, layout, x, batch, h) for s in (initial_h, initial_c)]
         states.append(first)
     return _run(x, lengths, direction, layout, states, steps)
-
-
-def on_device(x: Value) -> bool:
-    """Whether x is a tensor."""
-    return isinstance(x, Tensor)

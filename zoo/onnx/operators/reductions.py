@@ -20,7 +20,7 @@ def _reduction(function, empty=None):
             named = tuple(v.axis_in(a, x.ndim) for a in v.ints(axes)) if x.ndim else ()
         if empty is not None and any(x.shape[a] == 0 for a in named):
             kept = [1 if a in named else n for a, n in enumerate(x.shape)]
-            out = v.full(kept, empty, x)
+            out = v.full(kept, _identity(x, empty), x)
         else:
             out = function(x, named)
         if keepdims:
@@ -28,6 +28,16 @@ def _reduction(function, empty=None):
         return v.reshape(out, [n for a, n in enumerate(x.shape) if a not in named])
 
     return run
+
+
+def _identity(x, empty):
+    """What an empty reduction gives: of whole numbers and bools the end of their range."""
+    if not np.isinf(empty) or v.is_float(x):
+        return empty
+    if v.type_of(x) == "bool":
+        return empty > 0
+    ends = np.iinfo(v.type_of(x))
+    return ends.max if empty > 0 else ends.min
 
 
 def _sum(x, axes):
@@ -157,8 +167,15 @@ def _over_the_rest(function):
     def run(x: Value, *, axis: int = 1):
         axis = v.axis_in(axis, x.ndim)
         rows = int(np.prod(x.shape[:axis]))
-        return v.reshape(function(v.reshape(x, (rows, x.size // rows if isinstance(
-            x, np.ndarray) else x.numel // rows)), axis=1), x.shape)
+        return v.reshape(
+            function(
+                v.reshape(
+                    x, (rows, x.size // rows if isinstance(x, np.ndarray) else x.numel // rows)
+                ),
+                axis=1,
+            ),
+            x.shape,
+        )
 
     return run
 

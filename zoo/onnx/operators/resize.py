@@ -77,7 +77,7 @@ def _places(n: int, m: int, factor: float, how: str, box: tuple[float, float]) -
         case "pytorch_half_pixel":
             return (i + 0.5) / factor - 0.5 if m > 1 else np.zeros(m)
         case "align_corners":
-            return i * ((n - 1) / (m - 1)) if m > 1 else np.zeros(m)
+            return i * ((n - 1) / (n * factor - 1)) if n * factor > 1 else np.zeros(m)
         case "tf_half_pixel_for_nn":
             return (i + 0.5) / factor
         case "asymmetric":

@@ -8,6 +8,8 @@ from weights.onnx import OnnxTensor
 from weights.onnx_schema import NAMES
 from weights.onnx_tensor import dtype_of
 from zoo.onnx import values as v
+from zoo.onnx.node import LIFTED
+from zoo.onnx.operators.normalisation import beside
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value, Weight
 
@@ -51,7 +53,7 @@ def eye_like(x: Weight, *, dtype: int | None = None, k: int = 0):
 
 
 @operator("OneHot")
-def one_hot(indices: Value, depth: Known, values: Known, *, axis: int = -1):
+def one_hot(indices: Value, depth: Known, values: Known, *, axis: int = -1, call):
     """values[1] where a new axis's place is the index, values[0] elsewhere."""
     n, rank = int(depth.reshape(-1)[0]), indices.ndim + 1
     axis = v.axis_in(axis, rank)
@@ -61,17 +63,10 @@ def one_hot(indices: Value, depth: Known, values: Known, *, axis: int = -1):
     places[axis] = n
     sizes = [*indices.shape[:axis], 1, *indices.shape[axis:]]
     hit = v.reshape(index, sizes) == v.reshape(v.iota(n, indices), places)
-    if isinstance(hit, np.ndarray):
-        return np.where(hit, values[1], values[0])
-    on, off = (x.item() for x in values)
-    return v.where(hit, v.cast(v.full((1,) * rank, on, hit), v.type_of(values)) if on in (0, 1)
-                   else float(on), off).cast(_dtype(values))  # fmt: skip
-
-
-def _dtype(array: np.ndarray):
-    from engine import dtype as dt
-
-    return dt.from_numpy(array.dtype)
+    if isinstance(hit, np.ndarray) or values.dtype.name not in LIFTED - {"bfloat16"}:
+        return np.where(call.numbers(hit), values[1], values[0])
+    zero, one = (beside(hit, x.reshape(1)) for x in values)
+    return v.where(hit, one, zero)
 
 
 # --- random numbers --------------------------------------------------------------------------
@@ -136,8 +131,6 @@ def dropout(x: Value, ratio: Known = None, training_mode: Known = None, *,
         return x, np.ones(x.shape, np.bool_)
     kept = np.random.default_rng(seed).random(x.shape) >= share
     scale = v.number(x, 1 / (1 - share))
-    from zoo.onnx.operators.normalisation import beside
-
     return v.where(beside(x, kept), x * scale, v.number(x, 0)), kept
 
 

@@ -18,7 +18,7 @@ from engine import Tensor, program
 from zoo.onnx.node import LIFTED, BoundNode, Device, NeedsNumbers, to_host
 
 CAPTURES = 16  # of one stretch that are kept
-_FEW = 64  # floating-point numbers that may be part of what a capture is made for
+_FEW = 8  # floating-point numbers (scales) that may be part of what a capture is made for
 _SIZES = frozenset({"Shape", "Size"})  # they see no numbers
 Env = dict[str, Any]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.weights import build as b
-from tests.weights import build_binary, fuzz_names
+from tests.weights import build_binary, build_onnx, fuzz_names
 from tests.weights import build_torch as t
 from weights import WeightError, load
 from weights.pickled import OPCODES
@@ -86,6 +86,7 @@ PARSERS = {
     ),
     "ggml": Parser(lambda: [build_binary.small_ggml()], _file()),
     "ctranslate2": Parser(lambda: [build_binary.small_ctranslate2()], _file()),
+    "onnx": Parser(lambda: [build_onnx.varied()], fuzz_names.open_onnx),
     "diffusers": Parser(fuzz_names.folder_texts, fuzz_names.open_folder),
     "names": Parser(fuzz_names.key_lists, fuzz_names.translate_keys),
 }

@@ -1,4 +1,4 @@
-"""What the fuzzer opens that is no single file: keys of checkpoints, folders of diffusers."""
+"""What the fuzzer opens that is no checkpoint: keys, folders of diffusers, ONNX models."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import numpy as np
 
 from tests.weights import build as b
 from tests.weights import sd, whisper
-from weights import load, names
+from weights import load, names, onnx
 from weights.checkpoint import Checkpoint, TensorInfo
 from weights.entries import from_raw
+from weights.onnx_tensor import dtype_of
 from weights.quant import FORMATS
 
 _LINE = re.compile(r"(.*)\t([0-9]{1,2})\t([0-9 ]{1,20})", re.DOTALL)
@@ -86,3 +87,12 @@ def open_folder(raw: bytes, path: Path) -> None:
     (folder / "unet" / "model.safetensors.index.json").write_bytes(shards)
     checkpoint = load(folder, "reference")
     assert all(checkpoint.entries[key].raw().nbytes == 4 for key in checkpoint)
+
+
+def open_onnx(raw: bytes, path: Path) -> None:
+    """An ONNX model, of which all tensors are read."""
+    dtype_of("int4")  # imports a package, which is no part of reading
+    path.write_bytes(raw)
+    model = onnx.load(path)
+    for tensor in model.graph.initializers.values():
+        assert tensor.read().shape == tensor.shape

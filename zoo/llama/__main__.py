@@ -156,6 +156,8 @@ def _resume(arguments: argparse.Namespace, model: Llama) -> list:
     """Go on with --session, if that file exists; its messages."""
     if arguments.session is None:
         return []
+    if not arguments.session.strip():
+        _usage(arguments, "the name of the session is empty")
     from zoo.llama import session
 
     file = Path(arguments.session).expanduser()

@@ -24,7 +24,7 @@ from zoo.llama.context import Context
 FORMAT = "menagerie-session-1"
 TYPES = {"float32": "F32", "float16": "F16", "int8": "I8", "int32": "I32"}
 EDGE = 4096  # bytes of each of a model's tensors that tell it from others
-ANOTHER = "another file: nothing of this one was used"
+REMEDY = "name another file"
 
 
 def fingerprint(checkpoint: Checkpoint, config: object) -> str:
@@ -65,7 +65,7 @@ def load(path: Path, context: Context, model: str, vocab_size: int) -> str:
     checkpoint = _opened(path)
     metadata = checkpoint.metadata
     if metadata.get("model") != model:
-        raise WeightError("a session of another model", file=path, remedy=f"name {ANOTHER}")
+        raise WeightError("a session of another model", file=path, remedy=REMEDY)
     if metadata.get("cache_type") != context.cache_type:
         kind, remedy = metadata.get("cache_type"), "--cache-type sets it"
         problem = "a session with another type of cache"
@@ -73,7 +73,7 @@ def load(path: Path, context: Context, model: str, vocab_size: int) -> str:
     arrays = _arrays(checkpoint, context)
     messages, ids = metadata.get("messages"), arrays["ids"]
     if not isinstance(messages, str) or metadata.get("sha256") != _digest(arrays, messages):
-        raise WeightError("the session is damaged", file=path, remedy=f"name {ANOTHER}")
+        raise WeightError("the session is damaged", file=path, remedy=REMEDY)
     if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
         raise WeightError("token ids outside the vocabulary", file=path, expected=vocab_size)
     context.reset()
@@ -98,7 +98,7 @@ def _opened(path: Path) -> Checkpoint:
         checkpoint = safetensors.load(path, "reference")
         if checkpoint.metadata.get("format") == FORMAT:
             return checkpoint
-    raise WeightError("not a saved session, or cut short", file=path, remedy=f"name {ANOTHER}")
+    raise WeightError("not a saved session, or cut short", file=path, remedy=REMEDY)
 
 
 def _arrays(checkpoint: Checkpoint, context: Context) -> dict[str, np.ndarray]:
@@ -115,7 +115,7 @@ def _arrays(checkpoint: Checkpoint, context: Context) -> dict[str, np.ndarray]:
     found = {name: (checkpoint.info(name).type, checkpoint.info(name).shape) for name in checkpoint}
     if len(shape) != 1 or found != {name: (kind, s) for name, (kind, _, s) in wanted.items()}:
         problem = "the session's tensors are not those of this model's cache"
-        raise WeightError(problem, file=path, remedy=f"name {ANOTHER}")
+        raise WeightError(problem, file=path, remedy=REMEDY)
     return {
         name: np.frombuffer(checkpoint.entries[name].raw().tobytes(), dtype).reshape(s)
         for name, (_, dtype, s) in wanted.items()

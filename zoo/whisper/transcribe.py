@@ -289,18 +289,14 @@ class Run:
                     self.on_segment(self.segments[-1])
             strand.found = []
             if self.progress:
-                self._tell(strand)
+                seconds = min(strand.seek, strand.end) / FRAMES_PER_SECOND
+                reached = strand.timeline.original(seconds, True) * FRAMES_PER_SECOND
+                done = sum(max(0, min(end, reached) - start) for start, end in self.asked)
+                total = sum(end - start for start, end in self.asked)
+                self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
             if not strand.done:
                 return
             self.opened.pop(0)
-
-    def _tell(self, strand: Strand) -> None:
-        """Say how far it is, of what was asked for."""
-        seconds = min(strand.seek, strand.end) / FRAMES_PER_SECOND
-        reached = strand.timeline.original(seconds, True) * FRAMES_PER_SECOND
-        done = sum(max(0, min(end, reached) - start) for start, end in self.asked)
-        total = sum(end - start for start, end in self.asked)
-        self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
 
 
 def cut(

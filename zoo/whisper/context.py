@@ -120,12 +120,12 @@ class Rows:
                 taken = taken.reshape(self.count * heads, length, size).contiguous()
                 state[:, to : to + length] = taken
 
-        def align(ids: Tensor, following: Tensor, length: int, words: int) -> tuple:
+        def align(ids: Tensor, length: int, words: int) -> tuple:
             asked: list[Tensor] = []
             x = model.extend(p, config, ids[:, :length], 1, model.Place(0), cache, asked)
             every = Tensor.arange(config.n_vocab)
             logits = Tensor.where(every < Tensor(words), model.logits(p, x[0]), -float("inf"))
-            chosen = every == following[:length].unsqueeze(-1)
+            chosen = every == ids[0, 1 : length + 1].unsqueeze(-1)  # what comes after each
             chances = (softmax(logits) * chosen).sum(-1)
             scores = model.alignment(asked, cache, network.alignment_heads)
             rest = (0, config.n_text_ctx - length)  # what is read has one size
@@ -209,11 +209,9 @@ class Rows:
         ids = [*begin, *text, eot]
         if len(ids) > self.network.config.n_text_ctx:
             raise UserError(f"{len(ids)} tokens are too many to align")
-        padded = np.zeros((2, self.network.config.n_text_ctx), np.int32)
+        padded = np.zeros((1, self.network.config.n_text_ctx + 1), np.int32)
         padded[0, : len(ids)] = ids
-        padded[1, : len(ids) - 1] = ids[1:]  # what comes after each
-        tensor = self.network.tensor
-        out = self._align(tensor(padded[:1]), tensor(padded[1]), length=len(ids), words=eot)
+        out = self._align(self.network.tensor(padded), length=len(ids), words=eot)
         scores, chances = (t.numpy() for t in out)
         scores = scores[:, : len(ids), :frames]
         scores = np.exp(scores - scores.max(-1, keepdims=True))

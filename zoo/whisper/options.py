@@ -10,8 +10,8 @@ from typing import Any
 from zoo.errors import UsageError
 from zoo.options import check, names_of
 from zoo.whisper.audio import FRAMES_PER_SECOND
+from zoo.whisper.vad import Clip
 
-Clip = tuple[int, int]  # first frame, frame behind the last
 MOST = 128  # candidates, windows: more than make sense, and than fit into memory
 RANGES = {"temperature": (0, 1e6), "beam_size": (1, MOST), "best_of": (1, MOST),
           "patience": (1e-6, 1e3), "length_penalty": (0, 1), "sample_len": (1, 1e6),

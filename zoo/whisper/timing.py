@@ -175,12 +175,10 @@ def _shorten_at_sentences(alignment: Sequence[WordTiming], limit: float) -> None
 
 def _shorten_after_pause(words: Sequence[Word], last_speech: float, typical: float) -> None:
     """The first two words after a pause last twice the typical time at most."""
-    first, second, limit = words[0], words[1] if len(words) > 1 else None, 2 * typical
-    if first.end - last_speech <= 4 * typical:
-        return
-    both_long = second is not None and second.end - first.start > 2 * limit
-    if first.duration > limit or both_long:
-        if second is not None and second.duration > limit:
+    first, second, limit = words[0], words[min(1, len(words) - 1)], 2 * typical
+    too_long = first.duration > limit or second.end - first.start > 2 * limit
+    if first.end - last_speech > 4 * typical and too_long:
+        if second is not first and second.duration > limit:
             first.end = second.start = max(second.end / 2, second.end - limit)
         first.start = max(0, first.end - limit)
 

@@ -61,18 +61,17 @@ class Tokenizer:
         self._bytes = [*text, *(name.encode() for name in names)]
         self._encoder = BytePairEncoder(tokens, text, (), GPT2, whole_words=True)
 
-    def language_id(self, code: str) -> int:
-        """The token of a language; ValueError when the model has none for it."""
-        return self.language_ids[self.languages.index(code)]
-
     def sequence(
         self, language: str | None = None, task: str | None = None, timestamps: bool = True
     ) -> tuple[int, ...]:
-        """What a transcription begins with; language (a code) and task of multilingual models."""
+        """What a transcription begins with; language (a code) and task of multilingual models.
+
+        ValueError when the model has no such language.
+        """
         ids = (self.sot,)
         if self.multilingual:
             task_id = self.translate if task == "translate" else self.transcribe
-            ids += (self.language_id(language or "en"), task_id)
+            ids += (self.language_ids[self.languages.index(language or "en")], task_id)
         return ids if timestamps else (*ids, self.no_timestamps)
 
     def encode(self, text: str) -> list[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -236,12 +237,9 @@ class Run:
         return most is not None and result.no_speech_prob > most and unlikely
 
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
-        begin = [*self.tokenizer.sequence(self.language, self.options.task, timestamps=False)]
+        begin = self.tokenizer.sequence(self.language, self.options.task, timestamps=False)
         frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
-
-        def attend(text: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-            return context.rows(1).align(begin, text, self.tokenizer.eot, frames)
-
+        attend = partial(context.rows(1).align, begin, eot=self.tokenizer.eot, frames=frames)
         marks = self.options.prepend_punctuations, self.options.append_punctuations
         timing.add_words(
             segments, attend, self.tokenizer, self.language, *marks, strand.last_speech
@@ -289,18 +287,14 @@ class Run:
                     self.on_segment(self.segments[-1])
             strand.found = []
             if self.progress:
-                self._tell(strand)
+                seconds = min(strand.seek, strand.end) / FRAMES_PER_SECOND
+                reached = strand.timeline.original(seconds, True) * FRAMES_PER_SECOND
+                done = sum(max(0, min(end, reached) - start) for start, end in self.asked)
+                total = sum(end - start for start, end in self.asked)
+                self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
             if not strand.done:
                 return
             self.opened.pop(0)
-
-    def _tell(self, strand: Strand) -> None:
-        """Say how far it is, of what was asked for."""
-        seconds = min(strand.seek, strand.end) / FRAMES_PER_SECOND
-        reached = strand.timeline.original(seconds, True) * FRAMES_PER_SECOND
-        done = sum(max(0, min(end, reached) - start) for start, end in self.asked)
-        total = sum(end - start for start, end in self.asked)
-        self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
 
 
 def cut(

@@ -124,25 +124,22 @@ class Timeline:
         i = int(np.clip(place, 0, len(self.clips) - 1))
         return seconds + float(self.clips[i][0] - self._begins[i]) * FRAME_MS / 1000
 
-    def placed(self, start: float, end: float) -> tuple[float, float]:
-        """What lasts from start to end, in seconds of the file.
-
-        Where it reaches a little way into one clip more, that is an error at a cut: it is left out.
-        """
-        inner = self._begins[1:-1] * FRAME_MS / 1000  # where clips meet
-        for cut in inner:
-            if start < cut < end and cut - start <= min(ACROSS, (end - start) / 2):
-                start = float(cut)
-        for cut in inner[::-1]:
-            if start < cut < end and end - cut <= min(ACROSS, (end - start) / 2):
-                end = float(cut)
-        return self.original(start), self.original(end, True)
-
     def segment(self, segment: Segment, number: int, duration: float = np.inf) -> Segment:
-        """A segment and its words in the file's time, of which nothing ends after `duration`."""
+        """A segment and its words in the file's time, of which nothing ends after `duration`.
+
+        What reaches a little way into one clip more is an error at a cut: that is left out.
+        """
+        meet = self._begins[1:-1] * FRAME_MS / 1000  # where clips do
 
         def placed(item: Any) -> Any:
-            start, end = self.placed(item.start, item.end)
+            start, end = item.start, item.end
+            for cut in meet.tolist():
+                little = min(ACROSS, (end - start) / 2)
+                if 0 < cut - start <= little:
+                    start = cut
+                elif 0 < end - cut <= little:
+                    end = cut
+            start, end = self.original(start), self.original(end, True)
             return replace(item, start=min(start, end, duration), end=min(end, duration))
 
         seek = round(self.original(segment.seek * FRAME_MS / 1000) * 1000 / FRAME_MS)

@@ -57,7 +57,7 @@ def test_special_ids_follow_from_the_size(n_vocab: int, ids: dict[str, int]) -> 
     tokenizer = of({}, n_vocab)
     assert {name: getattr(tokenizer, name) for name in ids} == ids
     assert len(tokenizer.languages) == len(tokenizer.language_ids) == SIZES[n_vocab]
-    assert tokenizer.language_id("en") == tokenizer.sot + 1
+    assert tokenizer.language_ids[tokenizer.languages.index("en")] == tokenizer.sot + 1
     assert tokenizer.multilingual == (n_vocab != 51864)
     last = n_vocab - 1
     assert tokenizer.decode_with_timestamps([tokenizer.timestamp_begin + 54]) == "<|1.08|>"

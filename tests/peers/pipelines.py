@@ -66,6 +66,7 @@ def folder(where: Path, version: str) -> Path:
         made = where / f"{version}_{name}"
         made.mkdir()
         tiny.with_tokenizer(made)
+        _fill(made / "tokenizer" / "vocab.json")
         # OpenCLIP's text encoders are padded with the first token, CLIP's own with the last.
         pad = "!" if n or version == "2" else "<|endoftext|>"
         said = {"model_max_length": 77, "pad_token": pad, "tokenizer_class": "CLIPTokenizer"}
@@ -84,6 +85,13 @@ def folder(where: Path, version: str) -> Path:
     index["_class_name"] = f"StableDiffusion{'XL' if version == 'xl' else ''}Pipeline"
     (out / "model_index.json").write_text(json.dumps(index))
     return out
+
+
+def _fill(file: Path) -> None:
+    """Give every id a token: new words come behind as many as there are."""
+    vocab = json.loads(file.read_text())
+    absent = set(range(tiny.VOCAB)) - set(vocab.values())
+    file.write_text(json.dumps({**vocab, **{f"unused{id}": id for id in absent}}))
 
 
 def _networks(version: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 Sides = list[tuple[int, int]]
-FEW_CHANNELS = 32  # below that Winograd's transforms don't pay
+FEW_CHANNELS, FEW_TILES = 32, 64  # below that Winograd's transforms don't pay
 
 
 def sides(
@@ -64,7 +64,13 @@ def convolve(
     taps = int(np.prod(weight.shape[2:]))
     if taps > 1:
         x = x.contiguous()
-    if taps > 1 and group == 1 and not _by_winograd(weight.shape, strides, dilations):
+    o = weight.shape[0]
+    if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
+        wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
+        if _by_winograd(x, wide, strides, around, dilations):
+            out = v.part(convolve(x, wide, None, strides, around, dilations, 1), 1, 0, o)
+            return out if bias is None else out + bias.reshape(o, 1, 1)
+    if taps > 1 and group == 1 and not _by_winograd(x, weight, strides, around, dilations):
         return _by_one_product(x, weight, bias, strides, around, dilations)
     match len(strides):
         case 1:
@@ -72,7 +78,9 @@ def convolve(
             return convolution.conv1d(x, weight, bias, *how, group)
         case 2:
             how = tuple(strides), tuple(around), tuple(dilations)
-            return convolution.conv2d(x, weight, bias, *how, group)
+            out = convolution.conv2d(x, weight, bias, *how, group)
+            # Pixels of a channel by itself lie side by side, whoever reads them next.
+            return out.contiguous() if group > 1 else out
     b, o, inner = x.shape[0], weight.shape[0], weight.shape[1:]
     rank = len(strides)
     padded = x.pad([(0, 0), (0, 0), *around])
@@ -85,10 +93,14 @@ def convolve(
     return total if bias is None else total + bias.reshape(o, *(1,) * rank)
 
 
-def _by_winograd(weight: Sequence[int], strides: Sequence[int], dilations: Sequence[int]) -> bool:
+def _by_winograd(
+    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
+) -> bool:
     """Whether the engine has a way of its own in float32: `engine/recipes/winograd.py`."""
-    plain = tuple(strides) == tuple(dilations) == (1, 1)
-    return plain and tuple(weight[2:]) == (3, 3) and min(weight[:2]) >= FEW_CHANNELS
+    if not tuple(strides) == tuple(dilations) == (1, 1) or tuple(weight.shape[2:]) != (3, 3):
+        return False
+    high, wide = (-(-(n + b + a - 2) // 4) for n, (b, a) in zip(x.shape[2:], around))
+    return min(weight.shape[:2]) >= FEW_CHANNELS and x.shape[0] * high * wide >= FEW_TILES
 
 
 def _by_one_product(

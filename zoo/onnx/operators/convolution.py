@@ -111,17 +111,16 @@ def _by_one_product(
     around: Sides,
     dilations: Sequence[int],
 ) -> Tensor:
-    """All windows as the rows of a matrix."""
+    """All windows as the columns of a matrix."""
     rank, o = len(strides), weight.shape[0]
     padded = x.pad([(0, 0), (0, 0), *around])
     windows = padded.windows(range(2, x.ndim), weight.shape[2:], strides, dilations)
     b, out = x.shape[0], windows.shape[2 : 2 + rank]
-    rows = windows.permute(0, *range(2, 2 + rank), 1, *range(2 + rank, 2 + 2 * rank))
+    columns = windows.permute(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
     depth = int(np.prod(weight.shape[1:]))
-    rows = rows.reshape(b * int(np.prod(out)), depth).contiguous()
-    total = rows @ weight.reshape(o, depth).transpose()
-    total = total if bias is None else total + bias
-    return total.reshape(b, *out, o).permute(0, rank + 1, *range(1, rank + 1))
+    columns = columns.reshape(b, depth, int(np.prod(out))).contiguous()
+    total = (weight.reshape(o, depth) @ columns).reshape(b, o, *out)
+    return total if bias is None else total + bias.reshape(o, *(1,) * rank)
 
 
 @operator("ConvTranspose", heavy=True)

@@ -175,6 +175,19 @@ def attention(
     return (softmax(scores) @ v.unsqueeze(1)).reshape(heads, t, d)
 
 
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, T, C) -> (B * H, T, D)."""
+    b, t, c = x.shape
+    return x.reshape(b, t, heads, c // heads).permute(0, 2, 1, 3).reshape(b * heads, t, c // heads)
+
+
+def join_heads(x: Tensor, heads: int) -> Tensor:
+    """(B * H, T, D) -> (B, T, C)."""
+    rows, t, d = x.shape
+    x = x.reshape(rows // heads, heads, t, d).permute(0, 2, 1, 3)
+    return x.reshape(rows // heads, t, heads * d)
+
+
 def soft_cap(x: Tensor, cap: float) -> Tensor:
     """x, bent so that it stays within ±cap: cap tanh(x / cap)."""
     return (x * (1 / cap)).tanh() * cap

@@ -7,9 +7,11 @@ the printable stand-ins for bytes are those of GPT-2's encoder.
 from __future__ import annotations
 
 import codecs
+import lzma
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING
 
@@ -28,6 +30,7 @@ def byte_alphabet() -> dict[int, int]:
     return dict(zip(printable, printable)) | {256 + i: byte for i, byte in enumerate(others)}
 
 
+_LETTERS = [chr(point) for point, _ in sorted(byte_alphabet().items(), key=lambda pair: pair[1])]
 _FOREIGN = re.compile("[^" + re.escape("".join(map(chr, byte_alphabet()))) + "]")
 
 
@@ -45,6 +48,17 @@ def to_bytes(tokens: Sequence[str]) -> list[bytes]:
         token = bisect_right(cuts, match.start()) - 1
         out[token] = tokens[token].encode("utf-8", "replace")
     return out
+
+
+def to_letters(raw: bytes) -> str:
+    """Bytes in the stand-in alphabet."""
+    return "".join([_LETTERS[byte] for byte in raw])
+
+
+def packaged_lines(package: str, name: str) -> list[str]:
+    """The lines of a text that is part of a package, compressed by xz."""
+    file = resources.files(package) / "data" / f"{name}.txt.xz"
+    return lzma.decompress(file.read_bytes()).decode().split("\n")
 
 
 class BytePairEncoder:

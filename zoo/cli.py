@@ -247,6 +247,14 @@ def one_line(error: object) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def main(
+    parser: Parser, args: Sequence[str] | None, command: Callable[[argparse.Namespace], int | None]
+) -> int:
+    """Run a command with the arguments that `parser` finds; its exit code, as `run` gives it."""
+    arguments = parser.parse_args(args)
+    return run(lambda: command(arguments), arguments.parser.prog)
+
+
 def run(command: Callable[[], int | None], name: str) -> int:
     """Run a command; return its exit code, with a user's mistakes told in one line.
 

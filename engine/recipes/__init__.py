@@ -23,6 +23,7 @@ from engine.recipes import (
     groups,
     product,
     rows,
+    tile_dots,
     tiles,
     vnni,
     winograd,
@@ -31,7 +32,7 @@ from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
+REWRITES = (tile_dots.rewrite, vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
 RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
 
 

@@ -141,7 +141,7 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     if node.op is not Op.REDUCE or not settings.target.features >= NEEDED | {"avx512dq"}:
         return None
     found = find_attention(node)
-    if found is None or upper(found.queries.shape[1]) < FEWEST:
+    if found is None or found.limits is not None or upper(found.queries.shape[1]) < FEWEST:
         return None
     parts = (found.queries, found.keys, found.values)
     terms = 1 if all(is_bfloat16(x) for x in parts) else settings.terms

@@ -1,8 +1,9 @@
 """Attention of a few queries in float32: the decoding step, which is bound by reading the cache.
 
 Keys and values are read where they lie, through their strides, and once for all the query heads
-that share them. If there are fewer such groups than cores can divide evenly, the keys are split as
-well: each part gives its sums with their scale, and the parts are added up where they are used.
+that share them; of a cache of many texts, those of the texts that are asked for. If there are fewer
+such groups than cores can divide evenly, the keys are split as well: each part gives its sums with
+their scale, and the parts are added up where they are used.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from functools import reduce
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
+from engine.indexing import move_index
 from engine.recipes import few_queries_code as code
 from engine.recipes.attention import scores
 from engine.recipes.settings import Settings
-from engine.recipes.softmax import LOG2E, find_attention
-from engine.recipes.views import Operand, View, strided, view_of
-from engine.symbolic import Int, upper
+from engine.recipes.softmax import LOG2E, Attention, find_attention
+from engine.recipes.views import MOVING, Operand, View, strided, view_of
+from engine.symbolic import Int, Var, upper
 
 MOST = 64  # queries up to which this is the better way on any device
 TOGETHER = 6  # query heads whose sums stay in registers
@@ -34,6 +36,9 @@ class FewQueries:
     which sees the first i + visible keys, all if visible is None. The result is (groups, T * heads,
     width). If the keys are in `parts`, chunk by chunk in turns, it is (groups * parts, T * heads,
     width + lanes): sums that aren't divided yet, then the largest score and the sum of the weights.
+
+    More operands, int32 (groups,), where there are such: which of the `chosen` keys and values are
+    a group's, and how many of the keys, `limited`, it sees.
     """
 
     depth: int
@@ -46,6 +51,8 @@ class FewQueries:
     lanes: int
     native: bool  # whether halves become floats by an instruction
     parts: int = 1
+    chosen: bool = False
+    limited: bool = False
     beside: int = 1
 
     @property
@@ -68,25 +75,30 @@ class FewQueries:
         places = places.replace("-", "m")
         kinds = "".join("h" if v.half else "f" for v in (self.key_view, self.value_view))
         sizes = f"{self.depth}_{self.width}_{self.heads}_{self.parts}"
+        sizes += "_chosen" * self.chosen + "_limited" * self.limited
         return f"attend{kinds}_{sizes}_{seen}_{places}"
 
     @property
     def work(self) -> int:
         return code.work(self)
 
-    def shape(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
+    def shape(self, queries: Node, keys: Node, values: Node, *more: Node) -> tuple[Int, ...]:
         return queries.shape[0] * self.parts, queries.shape[1], self.columns
 
-    def ints(self, queries: Node, keys: Node, values: Node) -> tuple[Int, ...]:
+    def ints(self, queries: Node, keys: Node, values: Node, *more: Node) -> tuple[Int, ...]:
         visible = 0 if self.visible is None else self.visible
         offsets = self.key_view.offset, self.value_view.offset
-        return queries.shape[1], self.keys, visible, *offsets
+        return queries.shape[1], self.keys, visible, *offsets, self.key_view.shape(keys)[0]
 
-    def flops(self, queries: Node, keys: Node, values: Node) -> Int:
+    def flops(self, queries: Node, keys: Node, values: Node, *more: Node) -> Int:
         return queries.shape[0] * queries.shape[1] * self.keys * (self.depth + self.width) * 2
 
-    def meaning(self, queries: Node, keys: Node, values: Node) -> Node:
-        s = self._seen(scores(queries, self.key_view.of(keys), 1))  # (groups * parts, R, N)
+    def meaning(self, queries: Node, keys: Node, values: Node, *more: Node) -> Node:
+        k, v = self.key_view.of(keys), self.value_view.of(values)
+        if self.chosen:
+            k, v = (g.gather(x, more[0], 0) for x in (k, v))
+        limits = more[-1] if self.limited else None
+        s = self._seen(scores(queries, k, 1), limits)  # (groups * parts, R, N)
         batch, rows, n = s.shape
         most = g.reduce(s, "max", (2,))
         nothing = g.const(-float("inf"), dt.float32, most.shape)
@@ -96,7 +108,7 @@ class FewQueries:
         minus = g.binary(Op.MUL, base, g.const(-1.0, dt.float32, base.shape))
         weights = g.unary(Op.EXP2, g.binary(Op.ADD, s, g.expand(minus, s.shape)))
         total = g.reduce(weights, "add", (2,))
-        v = _repeated(self.value_view.of(values), self.parts)  # (groups * parts, N, width)
+        v = _repeated(v, self.parts)  # (groups * parts, N, width)
         shape = (batch, rows, n, self.width)
         w = g.expand(g.reshape(weights, (batch, rows, n, 1)), shape)
         v = g.expand(g.reshape(v, (batch, 1, n, self.width)), shape)
@@ -105,12 +117,15 @@ class FewQueries:
             return g.binary(Op.MUL, sums, g.expand(g.unary(Op.RECIP, total), sums.shape))
         return _beside(sums, most, total, self.columns)
 
-    def _seen(self, s: Node) -> Node:
+    def _seen(self, s: Node, limits: Node | None) -> Node:
         """The scores of each part, -inf where a row doesn't see a key or it is another part's."""
         groups, rows, n = s.shape
         s = _repeated(s, self.parts)
         key = g.expand(g.reshape(g.iota(n), (1, 1, n)), s.shape)
         hidden = g.const(-float("inf"), dt.float32, s.shape)
+        if limits is not None:
+            last = g.expand(g.reshape(_repeated(limits, self.parts), (s.shape[0], 1, 1)), s.shape)
+            s = g.where(g.binary(Op.CMPLT, key, last), s, hidden)
         if self.visible is not None:
             query = g.binary(Op.IDIV, g.iota(rows), g.const(self.heads, dt.int32, (rows,)))
             last = g.binary(Op.ADD, query, g.const(self.visible, dt.int32, (rows,)))
@@ -143,8 +158,7 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
         return None
     if depth < 8 or width < target.lanes:
         return None
-    keys = _keys(found.keys)
-    values = view_of(found.values, lambda strides: strides[2] == 1)
+    chosen, keys, values = _stored(found)
     heads, groups = found.heads, batch // found.heads
     scale = g.const(found.scale * LOG2E, dt.float32, found.queries.shape)
     queries = g.binary(Op.MUL, found.queries, scale)
@@ -153,15 +167,14 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     alike = positions * heads if found.visible is None else heads  # rows that see the same keys
     alike = alike if isinstance(alike, int) else heads
     native = {"f16c", "avx512f"} <= target.features and target.lanes == 16
-    parts = (
-        _parts(groups, target.cores)
-        if alike == positions * heads and upper(count) > code.CHUNK
-        else 1
-    )
-    seen = found.visible
+    parts = 1  # of texts side by side, too: so a text's sums don't depend on how many there are
+    if found.limits is None and alike == positions * heads and upper(count) > code.CHUNK:
+        parts = _parts(groups, target.cores)
+    seen, more = found.visible, (chosen is not None, found.limits is not None)
     views = keys.view, values.view
-    spec = FewQueries(depth, width, alike, count, seen, *views, target.lanes, native, parts)
-    made = g.intrinsic(spec, (queries, keys.base, values.base))
+    spec = FewQueries(depth, width, alike, count, seen, *views, target.lanes, native, parts, *more)
+    ints = [g.packed(x) for x in (chosen, found.limits) if x is not None]
+    made = g.intrinsic(spec, (queries, keys.base, values.base, *ints))
     if parts > 1:
         made = _added(g.packed(made), spec)
     made = g.permute(g.reshape(made, (groups, positions, heads, width)), (0, 2, 1, 3))
@@ -220,6 +233,28 @@ def _beside(sums: Node, most: Node, total: Node, columns: int) -> Node:
         made = g.where(before, g.expand(column, shape), made)
     sums = g.pad(sums, ((0, 0), (0, 0), (0, columns - width)))
     return g.where(g.binary(Op.CMPLT, at, g.const(width, dt.int32, shape)), sums, made)
+
+
+def _stored(found: Attention) -> tuple[Node | None, Operand, Operand]:
+    """Which of the keys and values are the groups', None for all in turn; and where they lie."""
+    keys, values = (_chosen(x) for x in (found.keys, found.values))
+    if keys is not None and values is not None and keys[1] is values[1]:
+        k, v = strided(keys[0]), strided(values[0])
+        if k is not None and v is not None and v.view.strides[2] == 1 in k.view.strides[1:]:
+            return keys[1], k, v
+    return None, _keys(found.keys), view_of(found.values, lambda strides: strides[2] == 1)
+
+
+def _chosen(x: Node) -> tuple[Node, Node] | None:
+    """(all, which) where x, of float32, is all[which]."""
+    axes = tuple(Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape))
+    index = axes
+    while x.op in MOVING:
+        index = index if x.op is Op.CAST else move_index(x, index)[0]
+        x = x.src[0]
+    if x.op is not Op.GATHER or x.arg != 0 or len(x.src[1].shape) != 1 or index != axes:
+        return None
+    return g.cast(x.src[0], dt.float32), g.cast(x.src[1], dt.int32)
 
 
 def _keys(keys: Node) -> Operand:

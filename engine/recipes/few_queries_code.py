@@ -89,39 +89,38 @@ def _fetched(spec: FewQueries, view: View, at: str, count: int) -> str:
 
 def _scores(spec: FewQueries) -> str:
     """s[r][j] = queries[r] . keys[j]."""
-    _, key, deep = spec.key_view.strides
-    memory, _, one = _reading(spec.key_view)
-    body = _dots_of_columns(spec) if key == 1 else _dots_of_rows(spec)
+    memory = _reading(spec.key_view)[0]
+    body = _dots_of_columns(spec) if spec.key_view.strides[1] == 1 else _dots_of_rows(spec)
     return f"""
 {mark(spec.lanes)} void {spec.name}_scores(
     float* s, float* p, __global const float* q, __global const {memory}* k, int count) {{
-  int j = 0;
 {body}
-  for (; j < count; j++)
-    for (int r = 0; r < {spec.strip}; r++) {{
-      float t = 0.0f;
-      for (int d = 0; d < {spec.depth}; d++)
-        t += q[r * {spec.depth} + d] * {one}(k + (long)j * {key} + d * {deep});
-      s[r * {ROW} + j] = t;
-    }}
 }}"""
 
 
 def _dots_of_columns(spec: FewQueries) -> str:
     """Neighbouring keys lie side by side: each is a lane."""
     f, lanes, rows = f"float{spec.lanes}", spec.lanes, range(spec.strip)
-    load, deep = _reading(spec.key_view)[1], spec.key_view.strides[2]
+    (_, load, one), deep = _reading(spec.key_view), spec.key_view.strides[2]
     zero = " ".join(f"{f} a{r} = ({f})(0.0f);" for r in rows)
     step = " ".join(f"a{r} += q[{r * spec.depth} + d] * x;" for r in rows)
     keep = " ".join(f"*(zoo_loose*)(s + {r * ROW} + j) = a{r};" for r in rows)
-    return f"""  for (; j + {lanes} <= count; j += {lanes}) {{
+    return f"""  int j = 0;
+  for (; j + {lanes} <= count; j += {lanes}) {{
     {zero}
     for (int d = 0; d < {spec.depth}; d++) {{
       const {f} x = {load}(k + j + (long)d * {deep});
       {step}
     }}
     {keep}
-  }}"""
+  }}
+  for (; j < count; j++)
+    for (int r = 0; r < {spec.strip}; r++) {{
+      float t = 0.0f;
+      for (int d = 0; d < {spec.depth}; d++)
+        t += q[r * {spec.depth} + d] * {one}(k + j + (long)d * {deep});
+      s[r * {ROW} + j] = t;
+    }}"""
 
 
 def _dots_of_rows(spec: FewQueries) -> str:
@@ -133,7 +132,8 @@ def _dots_of_rows(spec: FewQueries) -> str:
     f, lanes, depth = f"float{spec.lanes}", spec.lanes, spec.depth
     memory, load, one = _reading(spec.key_view)
     key, whole, keys = spec.key_view.strides[1], depth - depth % lanes, range(QUAD)
-    lines = [f"__global const {memory}* x{i} = k + (long)(j + i + {i}) * {key};" for i in keys]
+    at = [f"min(j + i + {i}, count - 1)" for i in keys]  # behind the last key, that one again
+    lines = [f"__global const {memory}* x{i} = k + (long){a} * {key};" for i, a in enumerate(at)]
     lines += [_fetched(spec, spec.key_view, f"x{i}", depth) for i in keys]
     columns = range(0, whole, lanes)
     lines += [f"const {f} x{i}_{d} = {load}(x{i} + {d});" for i in keys for d in columns]
@@ -148,7 +148,7 @@ def _dots_of_rows(spec: FewQueries) -> str:
         lines += [*folds, f"*(zoo_loose*)({place}) = {total};"]
     body = "\n      ".join(lines)
     ends = "\n    ".join(_ended(spec, r) for r in range(spec.strip))
-    return f"""  for (; j + {lanes} <= count; j += {lanes}) {{
+    return f"""  for (int j = 0; j < count; j += {lanes}) {{
     for (int i = 0; i < {lanes}; i += {QUAD}) {{
       {body}
     }}
@@ -224,12 +224,17 @@ def _tile(spec: FewQueries) -> str:
     group, key, _ = spec.key_view.strides
     head, value, _ = spec.value_view.strides
     last = "n" if spec.visible is None else f"min(n, row / {spec.heads} + visible)"
+    last = "clamp(limits[at], 0, n)" if spec.limited else last
+    stored = "clamp(chosen[at], 0, count - 1)" if spec.chosen else "at"
     kinds = [_reading(v)[0] for v in (spec.key_view, spec.value_view)]
     given = (
         f"__global const float* queries, __global const {kinds[0]}* keys, "
-        f"__global const {kinds[1]}* values, int batch, int row, int column, int place, int tiles"
+        f"__global const {kinds[1]}* values, "
+        + "__global const int* chosen, " * spec.chosen
+        + "__global const int* limits, " * spec.limited
+        + "int batch, int row, int column, int place, int tiles"
     )
-    sizes = "int m, int n, int visible, int key_offset, int value_offset"
+    sizes = "int m, int n, int visible, int key_offset, int value_offset, int count"
     if parts == 1:
         end = f"""const float scale = 1.0f / sum[r];
     for (int c = 0; c < {spec.width}; c++) to[c] *= scale;"""
@@ -259,9 +264,10 @@ static void {spec.name}_begin(uchar* work, {given}, {sizes}) {{}}
 static void {spec.name}_end(void) {{}}
 {mark(lanes)} void {spec.name}_tile(float* tile, uchar* work, {given}, int rows, {sizes}) {{
   float* const s = (float*)work;
-  __global const float* q = queries + ((long)(batch / {parts}) * m + row) * {spec.depth};
-  __global const {kinds[0]}* k = keys + key_offset + (long)(batch / {parts}) * {group};
-  __global const {kinds[1]}* v = values + value_offset + (long)(batch / {parts}) * {head};
+  const int at = batch / {parts}, stored = {stored};
+  __global const float* q = queries + ((long)at * m + row) * {spec.depth};
+  __global const {kinds[0]}* k = keys + key_offset + (long)stored * {group};
+  __global const {kinds[1]}* v = values + value_offset + (long)stored * {head};
   float most[{spec.strip}], sum[{spec.strip}], f[{spec.strip}];
   for (int r = 0; r < {spec.strip}; r++) {{
     most[r] = -INFINITY;

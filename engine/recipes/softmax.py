@@ -24,7 +24,8 @@ class Attention:
     """result (batch, rows, columns) = softmax(scale * queries keysᵀ) values.
 
     queries (batch, rows, D), keys (batch / heads, N, D), values (batch / heads, N, columns); row i
-    sees the first i + visible keys, or all where visible is None. `product` restores the shape.
+    sees the first i + visible keys, or all where visible is None. Or `limits`, int32 (batch /
+    heads,), says of how many keys all that share them see the first. `product` restores the shape.
     """
 
     queries: Node
@@ -33,6 +34,7 @@ class Attention:
     heads: int
     scale: float
     visible: Int | None
+    limits: Node | None
     product: Product
 
 
@@ -148,12 +150,13 @@ def _matched(
     if inner.axes != (batch, rows, (rank - 1,)):
         return None
     heads, row = rows[:-1], rows[-1:]  # a single query for each of the keys' heads has no axis
-    visible = None
+    visible, limits = None, None
     if mask is not None:
-        limit = _visible(mask, row)
-        if limit is None:
+        visible = _visible(mask, row)
+        limits = _limits(mask, batch) if visible is None else None
+        if visible is None and limits is None:
             return None
-        visible = None if limit == EVERY else limit
+        visible = None if visible == EVERY else visible
     count = product(shape[a] for a in heads)
     groups = product(shape[a] for a in batch)
     if not isinstance(count, int) or not isinstance(groups, int):
@@ -162,7 +165,7 @@ def _matched(
     queries = g.reshape(inner.left, (groups * count, queries, inner.depth))
     values = g.permute(outer.right, (0, 2, 1))
     joined = Product(outer.node, queries, outer.right, ((*batch, *heads), row, columns))
-    return Attention(queries, inner.right, values, count, scale, visible, joined)
+    return Attention(queries, inner.right, values, count, scale, visible, limits, joined)
 
 
 EVERY = "every"
@@ -189,8 +192,35 @@ def _visible(mask: Node, row: tuple[int, ...]) -> Int | str | None:
     return None if isinstance(first, Expr) and first.vars & _vars(index) else first
 
 
+def _limits(mask: Node, batch: tuple[int, ...]) -> Node | None:
+    """How many keys are seen, int32, where that is computed for each index of the axes `batch`."""
+    axes = tuple(Var(f"m{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(mask.shape))
+    moved, index = [], axes
+    while mask.op in g.MOVEMENT:
+        moved.append(mask)
+        index, guard = move_index(mask, index)
+        if guard:
+            return None
+        mask = mask.src[0]
+    if mask.op is not Op.CMPLT or _number(mask.src[0], index) is not axes[-1]:
+        return None
+    limit = base = mask.src[1]
+    while base.op in g.MOVEMENT:
+        index, guard = move_index(base, index)
+        if guard:
+            return None
+        base = base.src[0]
+    if _vars(index) - {axes[a] for a in batch}:
+        return None
+    for step in reversed(moved):
+        limit = g.make(step.op, (limit,), step.arg, limit.dtype, step.shape)
+    ends = tuple((0, n if a in batch else 1) for a, n in enumerate(limit.shape))
+    limit = g.shrink(limit, ends)
+    return g.cast(g.reshape(limit, (limit.numel,)), dt.int32)
+
+
 def _vars(index: tuple[Int, ...]) -> frozenset[Expr]:
-    return frozenset(i for i in index if isinstance(i, Expr))
+    return frozenset().union(*(i.vars for i in index if isinstance(i, Expr)))
 
 
 def _limit(mask: Node, index: tuple[Int, ...], key: Int) -> Int | None:

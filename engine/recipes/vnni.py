@@ -30,33 +30,36 @@ class Dots:
 
     kind: Layout
     depth: int
+    rows_in_all: Int
     columns_in_all: int
     columns: int = PANEL
     strip: int = 32
     beside: int = 1
     block: int = 32
-    work: int = 0
 
     @property
     def name(self) -> str:
         return f"dots_{self.kind.name}_{self.depth}"
 
+    @property
+    def work(self) -> int:
+        return 0
+
     def shape(self, weight: Node, planes: Node, heads: Node) -> tuple[Int, ...]:
-        return 1, planes.shape[0], self.columns_in_all
+        return 1, self.rows_in_all, self.columns_in_all
 
     def ints(self, *operands: Node) -> tuple[Int, ...]:
         return ()
 
     def flops(self, weight: Node, planes: Node, heads: Node) -> Int:
-        return planes.shape[0] * self.columns_in_all * self.depth * 2
+        return self.rows_in_all * self.columns_in_all * self.depth * 2
 
     def meaning(self, weight: Node, planes: Node, heads: Node) -> Node:
         """(1, M, N): the sums as the instructions make them, apart from the order of additions."""
-        m, count, _ = heads.shape
-        scale, total = (_column(heads, i) for i in (0, 1))
-        n, k = self.columns_in_all, self.depth
+        m, n, k = self.rows_in_all, self.columns_in_all, self.depth
+        scale, total = (_column(_first(heads, m), i) for i in (0, 1))
         scaled, offset = blocks.values(weight, self.kind, n)
-        wide = g.cast(planes, dt.float32)
+        wide = g.cast(_first(planes, m), dt.float32)
         first, second = (_plane(wide, i) for i in (0, 1))
         x = g.binary(Op.MUL, first, g.const(FINER, dt.float32, first.shape))
         x = g.binary(Op.MUL, g.binary(Op.ADD, x, second), _over_block(scale))
@@ -75,18 +78,20 @@ class Dots:
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
     """The product by int8 dots, if its right factor is quantised and its rows are few."""
-    if not NEEDED <= settings.target.features or not settings.terms:
-        return None
-    if found.left.shape[0] != 1 or upper(found.left.shape[1]) > ROWS:
+    return by(Dots, 1, found, settings) if NEEDED <= settings.target.features else None
+
+
+def by(spec: type[Dots], strip: int, found: Product, settings: Settings) -> Node | None:
+    """The product by Dots or a kind of them that takes whole strips of rows."""
+    _, rows, depth = found.left.shape
+    if not settings.terms or found.left.shape[0] != 1 or upper(rows) > ROWS:
         return None
     kind = settings.blocks(found.right)
     if kind is None:
         return None
     weight = settings.pack(found.right, blocks.pack)
-    rows, depth = found.left.shape[1:]
-    x = g.reshape(found.left, (rows, depth))
-    spec = Dots(kind, depth, found.right.shape[1])
-    return g.intrinsic(spec, (weight, *operands(x)))
+    x = g.pad(g.reshape(found.left, (rows, depth)), ((0, -rows % strip), (0, 0)))
+    return g.intrinsic(spec(kind, depth, rows, found.right.shape[1]), (weight, *operands(x)))
 
 
 def operands(x: Node) -> tuple[Node, Node]:
@@ -121,6 +126,10 @@ def operands(x: Node) -> tuple[Node, Node]:
     )
     planes = g.cast(g.where(is_first, first, second), dt.int8)
     return g.packed(planes), heads
+
+
+def _first(x: Node, rows: Int) -> Node:
+    return g.shrink(x, ((0, rows), *((0, n) for n in x.shape[1:])))
 
 
 def _column(heads: Node, i: int) -> Node:

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +52,14 @@ class OpenCLDevice:
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
-        atexit.register(self.queue.finish)  # or kernels outlive the memory they work on
+        self.unsaved: list[Built] = []
+        atexit.register(self._end)
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
         is_cpu = bool(d.type & self.cl.device_type.CPU)
         flags = accepted(which, self.identity, cpu_flags()) if is_cpu else frozenset()
         if not allow_tiles():
-            flags -= {"amx_bf16"}
+            flags -= {"amx_bf16", "amx_int8"}
         lanes = 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
         self.target = Target(
             dialect="opencl-cpu" if is_cpu else "opencl-gpu",
@@ -71,6 +72,12 @@ class OpenCLDevice:
         self.built: dict[Rendered, Built] = {}
         self.shared: dict[Rendered, Any] = {}  # kernels whose arguments change with each launch
         self.running: dict[int, Any] = {}  # launched, maybe not done: their memory must stay
+
+    def _end(self) -> None:
+        self.queue.finish()  # or kernels outlive the memory they work on
+        for built in self.unsaved:
+            if built.some and built.left:
+                built.save()
 
     # --- memory ------------------------------------------------------------------------------
 
@@ -145,12 +152,18 @@ class OpenCLDevice:
 
     # --- programs ----------------------------------------------------------------------------
 
-    def build(self, source: str) -> Built:
-        """A compiled source, from the cache on disk where it is."""
+    def build(self, source: str, names: Iterable[str] = ()) -> Built:
+        """A compiled source, from the cache on disk where it is.
+
+        It gets there once the functions of these names have run, if there are any.
+        """
         key = hashlib.sha256(f"{self.identity}\0{source}".encode()).hexdigest()
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)
-        return Built(found or self._compile(source), path, saved=found is not None)
+        built = Built(found or self._compile(source), path, () if found else names)
+        if not found:
+            self.unsaved.append(built)
+        return built
 
     def _cached(self, path: Path) -> Any:
         binary = saved(path)
@@ -174,7 +187,7 @@ class OpenCLDevice:
         fresh = [f for f in dict.fromkeys(functions) if f not in self.built]
         if fresh:
             source = assemble(fresh, self.target) + "\n" + entry_points(fresh, self.target)
-            program = self.build(source)
+            program = self.build(source, [f.name for f in fresh])
             self.built |= dict.fromkeys(fresh, program)
 
     def prepare(self, steps: Sequence[Step]) -> None:
@@ -220,21 +233,28 @@ class Memory:
 
 
 class Built:
-    """A compiled program, written to the disk after its first run.
+    """A compiled program, written to the disk once its functions have run.
 
-    pocl compiles a kernel when it is first launched, so only then is the binary worth keeping.
+    pocl compiles a kernel when it is first launched, and gives out one binary for good: it is asked
+    for when all are in it, or at the process's end, if some have run.
     """
 
-    def __init__(self, program: Any, path: Path, saved: bool) -> None:
-        self.program = program
-        self.path = path
-        self.saved = saved
+    def __init__(self, program: Any, path: Path, names: Iterable[str]) -> None:
+        self.program, self.path = program, path
+        self.left = set(names)  # what has to run before it is written
+        self.some = False
+
+    def ran(self, names: Iterable[str]) -> None:
+        """Functions have run to their end."""
+        if self.left:
+            self.some = True
+            self.left.difference_update(names)
+            if not self.left:
+                self.save()
 
     def save(self) -> None:
-        if not self.saved:
-            self.saved = True
-            (binary,) = self.program.binaries
-            save(self.path, binary)
+        (binary,) = self.program.binaries
+        save(self.path, binary)
 
 
 class Ints:
@@ -273,7 +293,6 @@ class Launches:
         self.ints = Ints(device, steps)
         device.kernels([s.function for s in steps])
         self.kernels = [self._own(step) for step in steps] if repeated else None
-        self.fresh = True
 
     def _own(self, step: Step) -> Any:
         program = self.device.built[step.function].program
@@ -300,6 +319,7 @@ class Launches:
         device = self.device
         self.ints.set(values)
         device.running[id(self)] = self  # before the first launch: it may be interrupted
+        launched: dict[Built, set[str]] = {}
         for number, step in enumerate(self.steps):
             groups = evaluate(step.groups, values)
             if groups == 0:
@@ -309,8 +329,13 @@ class Launches:
                 self._timed(step, kernel, groups, values)
             else:
                 self._launch(kernel, groups)
-        if self.fresh:
-            self._save()
+            built = device.built[step.function]
+            if step.function.name in built.left:
+                launched.setdefault(built, set()).add(step.function.name)
+        if launched:
+            device.queue.finish()
+        for built, names in launched.items():
+            built.ran(names)
         if len(device.running) > MOST_RUNNING:
             device.queue.finish()
             device.running.clear()
@@ -331,14 +356,6 @@ class Launches:
         self.device.queue.finish()
         taken = (time.perf_counter() - start) * 1e6
         print(step.report(taken, values), file=sys.stderr)
-
-    def _save(self) -> None:
-        self.fresh = False
-        unsaved = {p for s in self.steps if not (p := self.device.built[s.function]).saved}
-        if unsaved:
-            self.device.queue.finish()
-        for program in unsaved:
-            program.save()
 
 
 def pick(cl: Any, which: str) -> Any:

@@ -40,6 +40,8 @@ from engine.symbolic import Expr, evaluate
 if TYPE_CHECKING:
     from engine.runtime.opencl import OpenCLDevice
 
+PROGRAM = "zoo_program"  # the kernel that `driver` writes
+
 
 class Persistent:
     """The steps of a program, ready to run in one launch."""
@@ -61,8 +63,8 @@ class Persistent:
         self.times = _shared(np.zeros((len(steps), self.workers), np.uint64))
         self.moving = [i for i, s in enumerate(steps) if isinstance(s.groups, Expr)]
         source = driver(self.functions, self.table.shape[1], DEBUG >= 1, STUCK)
-        self.built = device.build(assemble(self.functions, device.target) + source)
-        self.kernel = device.cl.Kernel(self.built.program, "zoo_program")
+        self.built = device.build(assemble(self.functions, device.target) + source, [PROGRAM])
+        self.kernel = device.cl.Kernel(self.built.program, PROGRAM)
         counters = (self.at, self.claimed, self.taken, self.failed, self.times)
         self.kept = [device.wrap_shared(a) for a in (self.table, _shared(rows), *counters)]
         table, runs, *state = (m.buffer for m in self.kept)
@@ -102,7 +104,7 @@ class Persistent:
         device.queue.finish()
         if self.failed[0]:
             raise DeviceError("a program's workers wait for each other for minutes; is it paused?")
-        self.built.save()
+        self.built.ran([PROGRAM])
         if DEBUG >= 1:
             self._report(values, (time.perf_counter() - begun) * 1e6)
 

@@ -34,9 +34,9 @@ PAIRS = """static void pairs(__global ushort* out, __global const float* given) 
   __asm__ volatile("vcvtne2ps2bf16 %1, %2, %%zmm0\\n vmovdqu16 %%zmm0, (%0)"
                    :: "r"(out), "v"(low), "v"(high) : "xmm0", "memory");
 }"""
-TILES = """static void tiles(__global float* out, __global const uchar* given) {
+TILES = """static void NAME(__global KIND* out, __global const uchar* given) {
   __asm__ volatile("ldtilecfg (%0)\\n tilezero %%tmm0\\n tileloadd (%1, %3, 1), %%tmm1\\n"
-                   "tileloadd (%1, %3, 1), %%tmm2\\n tdpbf16ps %%tmm2, %%tmm1, %%tmm0\\n"
+                   "tileloadd (%1, %3, 1), %%tmm2\\n INSTRUCTION %%tmm2, %%tmm1, %%tmm0\\n"
                    "tilestored %%tmm0, (%2, %3, 1)\\n tilerelease"
                    :: "r"(given), "r"(given + 64), "r"(out), "r"(64L) : "memory");
 }"""
@@ -86,14 +86,29 @@ def _pairs() -> Trial:
 
 
 def _tiles() -> Trial:
+    numbers = float32_to_bfloat16(np.arange(512, dtype=np.float32) % 7)
+    a = bfloat16_to_float32(numbers).reshape(16, 16, 2)
+    return _tile_trial("tiles", "tdpbf16ps", numbers, a, a, "float")
+
+
+def _byte_tiles() -> Trial:
+    numbers = (np.arange(1024) * 37 % 256).astype(np.uint8)
+    signed, unsigned = (numbers.view(t).reshape(16, 16, 4) for t in (np.int8, np.uint8))
+    return _tile_trial("byte_tiles", "tdpbsud", numbers, signed, unsigned, "int")
+
+
+def _tile_trial(
+    name: str, instruction: str, numbers: np.ndarray, a: np.ndarray, b: np.ndarray, kind: str
+) -> Trial:
+    """The product of 16 rows of groups of numbers, a, and as many of columns, b."""
     config = np.zeros(64, np.uint8)
     config[0] = 1
     config[16:32:2] = 64
     config[48:56] = 16
-    numbers = float32_to_bfloat16(np.arange(512, dtype=np.float32) % 7)
-    a = bfloat16_to_float32(numbers).reshape(16, 16, 2)
-    expected = np.einsum("mkp,knp->mn", a, a).astype(np.float32)
-    return Trial("tiles", TILES, np.concatenate([config, numbers.view(np.uint8)]), expected)
+    out = {"int": np.int32, "float": np.float32}[kind]
+    expected = np.einsum("mkp,knp->mn", a.astype(out), b.astype(out))
+    source = TILES.replace("NAME", name).replace("KIND", kind).replace("INSTRUCTION", instruction)
+    return Trial(name, source, np.concatenate([config, numbers.view(np.uint8)]), expected)
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,7 @@ TRIALS = {
     "avx512_vnni": _dots,
     "avx512_bf16": _pairs,
     "amx_bf16": _tiles,
+    "amx_int8": _byte_tiles,
 }
 
 

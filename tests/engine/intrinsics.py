@@ -22,7 +22,9 @@ from engine import tensor as tensors
 from engine.graph import Node, Op, Storage, buffer, rebuild, spelled_out, toposort
 from engine.prepare import prepare
 from engine.program import PRECISIONS
+from engine.recipes import tile_dots
 from engine.recipes.amx import Tiles
+from engine.recipes.tile_dots import TileDots
 from engine.recipes.vnni import Dots
 from engine.runtime.reference import load
 from engine.schedule import Kernel, _rewritten, schedule
@@ -37,6 +39,7 @@ SAME_NUMBERS = 2e-6
 # the rounding itself, in sums of products of normally distributed numbers
 EXACT = {
     Dots: 2e-4,  # two int8 terms are 16 bits per block; a zero point of 128 costs some of them
+    TileDots: 2e-4,  # the same terms
     Tiles: 2.0**-7,  # two factors of 8 bits, whose errors cancel as the products themselves do
 }
 
@@ -92,6 +95,12 @@ def _near(got: np.ndarray, want: np.ndarray, error: np.ndarray) -> None:
     with np.errstate(invalid="ignore"):
         off = np.where((got == want) | np.isnan(want), 0, np.abs(got - want))
     assert (off <= error).all(), f"off by {off.max()}, where {error.flat[0]} is allowed"
+
+
+def dots(rows: int) -> type:
+    """The INTRINSIC that multiplies so many rows, 32 at most, by a quantised matrix."""
+    tiles = rows >= tile_dots.FEWEST and tile_dots.NEEDED <= cpu().target.features
+    return TileDots if tiles else Dots
 
 
 class Recipe:

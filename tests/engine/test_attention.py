@@ -221,6 +221,41 @@ def test_keys_of_one_query_are_split_among_cores(
     assert (node.arg.strip, node.arg.parts) == (3, parts)
 
 
+@pytest.mark.parametrize(("heads", "groups", "size"), [(9, 3, 64), (2, 2, 40), (4, 1, 32)])
+def test_texts_side_by_side(heads: int, groups: int, size: int) -> None:
+    """Each at its own place of a cache and of its own length; one alone gets the same, to the bit.
+
+    A place or a length that there isn't is the nearest that there is.
+    """
+    needed(FewQueries)
+    places, most = 7, 200
+    keys, values = (
+        Tensor(random(places * groups, most, size, number=i), device=cpu().name)
+        .cast(dt.float16)
+        .realize()
+        for i in (8, 9)
+    )
+
+    def step(q: Tensor, texts: Tensor, lengths: Tensor, n: Any) -> Tensor:
+        count = q.shape[0] // heads
+        rows = texts.unsqueeze(-1) * groups + Tensor.arange(groups, device=q.device)
+        k, v = (x[:, :n][rows.reshape(count * groups)] for x in (keys, values))
+        limits = lengths.reshape(count, 1).expand(count, groups).reshape(count * groups, 1, 1, 1)
+        return attention(q, k, v, Tensor.arange(n, device=q.device).reshape(1, 1, 1, n) < limits)
+
+    together, alone = (Recipe(step, "f32", n=(1, most)) for _ in "ab")
+    texts, lengths = [3, 6, 0, 1, 99], [1, 64, 150, 77, 1000]
+    q = random(len(texts) * heads, 1, size)
+    given = (Tensor(np.asarray(x, np.int32), device=cpu().name) for x in (texts, lengths))
+    answers = together(Tensor(q, device=cpu().name), *given, n=150).used(FewQueries)
+    answers.close(*EXACT[FewQueries])
+    for i, (text, length) in enumerate(zip(texts, lengths)):
+        mine = slice(i * heads, (i + 1) * heads)
+        given = (Tensor(np.array([x], np.int32), device=cpu().name) for x in (text, length))
+        (one,) = alone(Tensor(q[mine], device=cpu().name), *given, n=min(length, 150)).got
+        np.testing.assert_array_equal(one, answers.got[0][mine])
+
+
 def test_computed_keys_and_values_of_symbolic_length() -> None:
     """Packed, they have constant strides all the same."""
     needed(FewQueries)

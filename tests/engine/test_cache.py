@@ -130,8 +130,42 @@ def test_a_program_that_cannot_be_written_leaves_nothing_half_done(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    Built(Program(), tmp_path / "name.bin", saved=False).save()
+    Built(Program(), tmp_path / "name.bin", ["kernel"]).ran(["kernel"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_program_is_written_when_the_last_of_its_functions_has_run(tmp_path: Path) -> None:
+    """Kernels are compiled as they are first launched; later ones would miss in the binary."""
+
+    class Program:
+        binaries = (b"binary",)
+
+    built = Built(Program(), tmp_path / "name.bin", ["first", "second"])
+    for names, written in ((["first"], False), (["second"], True)):
+        built.ran(names)
+        assert binaries(tmp_path) == [tmp_path / "name.bin"] * written
+
+
+def test_nothing_of_packed_weights_is_compiled_by_the_second_process(tmp_path: Path) -> None:
+    """Weights of several forms are packed by one program, one after another."""
+    pack = """
+        import numpy as np
+        from engine import Tensor, get_device, program
+        rng = np.random.default_rng(0)
+        weights = []
+        for n in (40, 50, 60):
+            w = Tensor(rng.standard_normal((n, 64)).astype(np.float16), device="opencl")
+            w.node.arg[0].constant = True
+            weights.append(w)
+        x = Tensor(np.ones((40, 64), np.float32), device="opencl")
+        step = program(lambda x: tuple(x @ w.transpose() for w in weights), precision="auto")
+        print(*(out.shape[1] for out in step(x)))
+        print([sorted(built.left) for built in get_device("opencl").unsaved])
+    """
+    cpu()
+    first, second = (output(pack, {"ZOO_CACHE": str(tmp_path)}) for _ in "ab")
+    assert first == ["40 50 60", "[[], []]"]  # of two programs nothing is left
+    assert second == ["40 50 60", "[]"]
 
 
 def test_compiling_leaves_no_files_beside_the_programs(filled: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 from engine import Tensor
 from engine import dtype as dt
 from engine.functional import rope, silu, softmax
-from engine.recipes import amx, tiles, vnni
+from engine.recipes import amx, tile_dots, tiles, vnni
 from engine.recipes.amx import Tiles
+from engine.recipes.tile_dots import TileDots
 from engine.recipes.vnni import Dots
 from tests.engine.intrinsics import EXACT, SAME_NUMBERS, Recipe, need, normal, quantised
 
@@ -52,7 +53,7 @@ OTHERS: dict[str, Callable] = {
 def both_ways(function: Callable, products: int, fused: bool, rounding: float) -> None:
     """Run it with few rows and with many. What follows may double an error."""
     w, v = quantised("Q4_1", 96, 64), quantised("Q4_1", 96, 64, number=1)
-    for rows, kind, recipe in ((3, Dots, vnni), (40, Tiles, amx)):
+    for rows, kind, recipe in ((3, Dots, vnni), (20, TileDots, tile_dots), (40, Tiles, amx)):
         need(recipe.NEEDED)
         answers = Recipe(lambda x: function(x, w, v))(normal(rows, 64)).used(*[kind] * products)
         answers.close(2 * SAME_NUMBERS + rounding, 2 * EXACT[kind] + rounding)
@@ -92,7 +93,11 @@ def test_a_chain_of_products_hands_over_in_the_form_that_the_next_one_reads() ->
     """The second rounds what the first gives: numbers that differ in their last bit may then differ
     in a quantum of it, which is what the first tolerance allows for."""
     a, b = quantised("Q4_0", 96, 64), quantised("Q5_1", 50, 96)
-    for rows, kind, recipe, quantum in ((5, Dots, vnni, 2e-5), (64, Tiles, amx, 2.0**-8)):
+    for rows, kind, recipe, quantum in (
+        (5, Dots, vnni, 2e-5),
+        (20, TileDots, tile_dots, 2e-5),
+        (64, Tiles, amx, 2.0**-8),
+    ):
         need(recipe.NEEDED)
         answers = Recipe(lambda x: silu(x @ a.transpose()) @ b.transpose())(normal(rows, 64))
         answers.used(kind, kind).close(quantum, 2 * EXACT[kind])

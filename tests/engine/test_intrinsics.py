@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from engine import Tensor
 from engine import dtype as dt
-from engine.recipes import amx, vnni
+from engine.recipes import amx, tile_dots, vnni
 from engine.recipes.amx import Tiles
 from engine.recipes.gemm import RegisterTile
 from engine.recipes.gemv import Stream
+from engine.recipes.tile_dots import TileDots
 from engine.recipes.vnni import Dots
 from tests.engine.intrinsics import (
     EXACT,
     SAME_NUMBERS,
     Recipe,
+    dots,
     few,
     halves,
     need,
@@ -71,17 +73,35 @@ def test_dots_of_any_rows(name: str, columns: int, depth: int) -> None:
     def check(kinds: list[str], number: int) -> None:
         x = random(32, depth, number=number)
         x[: len(kinds)] = [ROWS[kind](row) for kind, row in zip(kinds, x)]
-        answers = recipe(Tensor(x, device=cpu().name), m=len(kinds)).used(Dots)
+        answers = recipe(Tensor(x, device=cpu().name), m=len(kinds)).used(dots(32))
         answers.close(SAME_NUMBERS, EXACT[Dots], by_row=True)
 
     check()
 
 
-@pytest.mark.parametrize("rows", [1, 7, 32])
+@pytest.mark.parametrize("rows", [1, 7, 9, 32])
 def test_dots_of_a_known_number_of_rows(rows: int) -> None:
     need(vnni.NEEDED)
-    answers = Recipe(product(quantised("Q4_1", 100, 96)))(normal(rows, 96)).used(Dots)
+    answers = Recipe(product(quantised("Q4_1", 100, 96)))(normal(rows, 96)).used(dots(rows))
     answers.close(SAME_NUMBERS, EXACT[Dots])
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_dots_of_a_row_are_the_same_beside_others(name: str) -> None:
+    """By other instructions, to the last bit: a text doesn't depend on what is written beside it.
+
+    The rows are of all magnitudes.
+    """
+    need(vnni.NEEDED | tile_dots.NEEDED)
+    for columns, depth in ((50, 64), (96, 160)):
+        multiply = product(quantised(name, columns, depth))
+        x = random(27, depth)
+        x[: len(ROWS)] = [make(row) for make, row in zip(ROWS.values(), x)]
+        (together,) = Recipe(multiply)(Tensor(x, device=cpu().name)).used(TileDots).got
+        alone = Recipe(multiply)
+        for row, got in zip(x, together):
+            (one,) = alone(Tensor(row[None], device=cpu().name)).used(Dots).got
+            np.testing.assert_array_equal(one[0], got)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0"])
@@ -196,7 +216,7 @@ def test_tiles_keep_what_is_not_finite_where_it_belongs() -> None:
 def test_few_rows_are_multiplied_as_they_are_and_many_in_bfloat16() -> None:
     need(amx.NEEDED | vnni.NEEDED)
     weight, plain = quantised("Q4_1", 50, 64), normal(50, 64, weight=True)
-    for rows, of_blocks, of_floats in ((32, [Dots], [RegisterTile]), (33, [Tiles], [Tiles])):
+    for rows, of_blocks, of_floats in ((32, [dots(32)], [RegisterTile]), (33, [Tiles], [Tiles])):
         Recipe(product(weight))(normal(rows, 64)).used(*of_blocks)
         Recipe(product(plain))(normal(rows, 64)).used(*of_floats)
 

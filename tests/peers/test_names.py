@@ -188,7 +188,7 @@ def _short(key: str) -> str:
 
 
 def test_a_key_that_transformers_would_not_know_is_refused():
-    arrays = arrays_of(hf_llama()) | {"model.layers.0.self_attn.q_norm.weight": np.ones(6, "<f4")}
+    arrays = arrays_of(hf_llama()) | {"model.layers.0.self_attn.r_norm.weight": np.ones(6, "<f4")}
     given = models.checkpoint(arrays, {"num_attention_heads": 4, "num_key_value_heads": 2})
-    with pytest.raises(WeightError, match="q_norm.weight': no row of the name table matches it"):
+    with pytest.raises(WeightError, match="r_norm.weight': no row of the name table matches it"):
         names.canonical(given)

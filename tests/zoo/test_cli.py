@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -122,7 +123,8 @@ def test_help_explains_every_flag_and_its_default(command_name, seed, capsys, mo
     monkeypatch.setenv("COLUMNS", "300")  # one line for each flag
     with pytest.raises(SystemExit):
         parser().parse_args([command_name, "--help"])
-    rows = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    entries = re.split(r"\n  (?=-)", capsys.readouterr().out)  # a long flag's text comes below it
+    rows = [entry.split(maxsplit=2) for entry in entries]
     flags = {row[0]: row for row in rows if row and row[0].startswith("--")}
     assert all(len(row) == 3 for row in flags.values()), flags
     for flag in {"--max-tokens", "--ctx", "--top-k", "--prompt-tokens", "--seed"} & set(flags):

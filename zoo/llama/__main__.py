@@ -29,9 +29,7 @@ _EXAMPLES = f"""examples:
 
 def main(args: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    arguments = parser().parse_args(args)
-    name = f"{PROG} {arguments.command}"
-    return cli.run(lambda: arguments.run(arguments), name)
+    return cli.main(parser(), args, lambda arguments: arguments.run(arguments))
 
 
 def parser() -> cli.Parser:

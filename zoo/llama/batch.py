@@ -13,9 +13,9 @@ from weights import Params
 from zoo.errors import UserError
 from zoo.llama import model
 from zoo.llama.cache import Span, Step, init_cache
-from zoo.llama.context import FEW, PREFILL, SHORT
+from zoo.llama.context import PREFILL, SHORT
 
-ROWS = (1, 4, 8, 16, 32)  # sequences per call of the programs that there are
+ROWS = (1, 4, 8, 16, 32)  # tokens per call of the programs that there are
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Slot:
     ids: list[int] = field(default_factory=list)
     done: int = 0
     taken: bool = False
-    used: int = 0  # when it was last freed
+    used: int = 0  # when something of it was last computed, or it was freed
 
 
 class Batch:
@@ -61,9 +61,7 @@ class Batch:
             return model.forward(params, config, ids, Step(cache, slots, positions, longest))
 
         ends = {"start": (0, size - 1), "slot": (0, slots - 1)}
-        self._prefill = {
-            n: program(prefill, precision=dtype, length=(1, n), **ends) for n in (FEW, PREFILL)
-        }
+        self._prefill = program(prefill, precision=dtype, length=(1, PREFILL), **ends)
         self._decode = program(decode, precision=dtype, longest=(1, size))
 
     def add(self, ids: Sequence[int]) -> int:
@@ -94,42 +92,50 @@ class Batch:
         self.slots[slot] = Slot(left.ids[: left.done], left.done, False, self._clock)
 
     def step(self) -> dict[int, np.ndarray]:
-        """Compute a piece of a prompt, or a token of every sequence that has just one to compute.
+        """Compute some of the tokens that are left: of each reply one, of prompts as many as fit.
 
         Returns the logits (vocab,) after the last token of the sequences that have all theirs
-        computed now, by slot. Where there is both to do, the two take turns.
+        computed now, by slot. Where there isn't room for all, prompts and replies take turns at
+        going first, and who has waited longest; so do long prompts and the rest.
         """
         left = {n: len(s.ids) - s.done for n, s in enumerate(self.slots) if s.taken}
-        prompts = [n for n, count in left.items() if count > 1]
-        ready = [n for n, count in left.items() if count == 1]
-        self._turn = bool(prompts) and not (ready and self._turn)
-        if self._turn:
-            self._extend(prompts[0])
+        long = [n for n, count in left.items() if count - 1 > SHORT]
+        rest = [n for n, count in left.items() if 0 < count <= SHORT + 1]
+        self._turn = not self._turn
+        if long and (self._turn or not rest):
+            self._extend(long[0])
             return {}
-        return self._advance(ready[: ROWS[-1]]) if ready else {}
+        rest.sort(key=lambda n: ((left[n] == 1) == self._turn, self.slots[n].used))
+        rows: list[int] = []
+        for n in rest:
+            rows += [n] * min(left[n], ROWS[-1] - len(rows))
+        return self._advance(rows) if rows else {}
 
     def _extend(self, n: int) -> None:
+        """A piece of a long prompt, for the cache alone."""
         slot = self.slots[n]
-        left = len(slot.ids) - 1 - slot.done
-        rows = PREFILL if left > SHORT else FEW
-        part = slot.ids[slot.done : slot.done + min(rows, left)]
-        padded = self._tensor(part + [0] * (rows - len(part)))
-        self._prefill[rows](padded, start=slot.done, slot=n, length=len(part))
-        slot.done += len(part)
+        part = slot.ids[slot.done : min(slot.done + PREFILL, len(slot.ids) - 1)]
+        padded = self._tensor(part + [0] * (PREFILL - len(part)))
+        self._prefill(padded, start=slot.done, slot=n, length=len(part))
+        self._computed(slot, len(part))
 
-    def _advance(self, ready: list[int]) -> dict[int, np.ndarray]:
-        rows = next(n for n in ROWS if n >= len(ready))
-        spare = rows - len(ready)
-        slots = [self.slots[n] for n in ready]
-        ids = self._tensor([s.ids[-1] for s in slots] + [0] * spare)
-        where = self._tensor(ready + [len(self.slots)] * spare)
-        positions = self._tensor([s.done for s in slots] + [0] * spare)
-        longest = max(len(s.ids) for s in slots)
-        logits = self._decode(ids, where, positions, longest=longest).numpy()
-        for s in slots:
-            s.done += 1
-            s.used = self._clock = self._clock + 1
-        return {n: logits[i].copy() for i, n in enumerate(ready)}
+    def _advance(self, rows: list[int]) -> dict[int, np.ndarray]:
+        """The next token of a slot for each time that it is among the rows, side by side."""
+        spare = next(n for n in ROWS if n >= len(rows)) - len(rows)
+        positions = [self.slots[n].done + rows[:i].count(n) for i, n in enumerate(rows)]
+        ids = [self.slots[n].ids[at] for n, at in zip(rows, positions)]
+        inputs = ids + [0] * spare, rows + [len(self.slots)] * spare, positions + [0] * spare
+        longest = max(positions) + 1
+        logits = self._decode(*map(self._tensor, inputs), longest=longest).numpy()
+        for n in rows:
+            self._computed(self.slots[n], 1)
+        last = {n: i for i, n in enumerate(rows)}
+        whole = (n for n in last if self.slots[n].done == len(self.slots[n].ids))
+        return {n: logits[last[n]].copy() for n in whole}
+
+    def _computed(self, slot: Slot, count: int) -> None:
+        self._clock += 1
+        slot.done, slot.used = slot.done + count, self._clock
 
     @staticmethod
     def _common(slot: Slot, ids: Sequence[int]) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -11,10 +12,10 @@ from engine import Tensor, program
 from engine.dtype import float16, float32, int32
 from weights import Params
 from zoo.llama import model
-from zoo.llama.cache import Span, init_cache
+from zoo.llama.cache import Span, Step, init_cache
 
 PREFILL = 512  # prompt tokens per call: weights are unpacked once for all of them
-FEW = 32  # rows that are multiplied as exactly as a single one
+FEW = 32  # rows that are multiplied as a single one is
 SMALL = 200_000_000  # elements of a small model's weights
 SHORT = 64  # prompt tokens up to which that is quick enough
 SCORED = FEW  # rows per call when the logits of every position are wanted
@@ -25,6 +26,9 @@ class Context:
 
     Asked for the logits after a sequence, it computes only what lies behind the longest prefix
     that it has already. One compile serves every position and every length.
+
+    Up to 32 rows go through the cache as a batch's do: each as if it were alone, so that on a CPU a
+    quantised model's logits are the same to the last bit, whatever comes with it in a call.
     """
 
     def __init__(
@@ -51,12 +55,21 @@ class Context:
             # for the cache alone
             model.extend(params, config, ids[:length], Span(cache, start_pos))
 
-        def forward(ids, start_pos):
-            return model.forward(params, config, ids, Span(cache, start_pos))
+        def step(ids, positions, length):
+            slots = Tensor.zeros(*ids.shape, dtype=int32, device=device)
+            return Step(cache, slots, positions, length)
 
+        def few(ids, positions, length):
+            model.extend(params, config, ids, step(ids, positions, length))
+
+        def forward(ids, positions, length):
+            return model.forward(params, config, ids, step(ids, positions, length))
+
+        # `length` of these counts all tokens so far, as that of a Step does
+        longest = (1, size + FEW - 1)
         self._prefill = program(prefill, precision=dtype, start_pos=start, length=(1, PREFILL))
-        self._few = program(prefill, precision=dtype, start_pos=start, length=(1, FEW))
-        self._forward = program(forward, precision=dtype, start_pos=start)
+        self._few = program(few, precision=dtype, length=longest)
+        self._forward = program(forward, precision=dtype, length=longest)
 
     def next_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits of the token after `ids`, (vocab,) float32; at least one id, at most `size`.
@@ -64,23 +77,17 @@ class Context:
         The last token goes alone through the same program as all that follow it: so its logits
         don't depend on how much of the prompt was in the cache, and are as exact as theirs.
         """
-        at = self._keep(ids, len(ids) - 1)
-        while at < len(ids) - 1:
-            left = len(ids) - 1 - at
-            rows, extend = (PREFILL, self._prefill) if left > SHORT else (FEW, self._few)
-            if left <= SHORT and self._is_first:
-                part = list(ids[at : at + 1])
-                self._forward(self._tensor(part), start_pos=at)
-            else:
-                part = list(ids[at : min(at + rows, len(ids) - 1)])
-                padded = self._tensor(part + [0] * (rows - len(part)))
-                extend(padded, start_pos=at, length=len(part))
-            at += len(part)
-            self.ids += part
-        logits = self._forward(self._tensor(list(ids[at:])), start_pos=at).numpy()
+        return self.each_next(ids).reshape(-1)
+
+    def each_next(self, ids: Sequence[int], guess: Sequence[int] = ()) -> np.ndarray:
+        """Logits after `ids`, and as if each of `guess` followed: (1 + len(guess), vocab) float32.
+
+        All in one call, hence of at most 31 guesses. A wrong one is forgotten with the next ids.
+        """
+        self._extend(ids[:-1])
+        logits = self._rows(self._forward, [*ids, *guess], 1 + len(guess)).numpy()
         self._is_first = False
-        self.ids += ids[at:]
-        return logits.reshape(-1)
+        return logits
 
     def all_logits(self, ids: Sequence[int]) -> np.ndarray:
         """Logits after every one of `ids`, (len(ids), vocab) float32; nothing is reused."""
@@ -90,11 +97,8 @@ class Context:
         """The same in parts of (at most 32, vocab), as they are computed."""
         self._keep(ids, 0)
         for at in range(0, len(ids), SCORED):
-            part = list(ids[at : at + SCORED])
-            # The padding leaves rows in the cache that are overwritten before they are attended.
-            out = self._forward(self._tensor(part + [0] * (SCORED - len(part))), start_pos=at)
-            self.ids += part
-            yield np.array(out.numpy()[: len(part)])
+            part = ids[: at + SCORED]
+            yield self._rows(self._forward, part, len(part) - at, SCORED).numpy()[: len(part) - at]
 
     def rehearse(self) -> None:
         """Run every program once, on prompts of usual lengths, and forget them."""
@@ -106,6 +110,33 @@ class Context:
     def reset(self) -> None:
         """Forget the conversation."""
         self.ids = []
+
+    def _extend(self, ids: Sequence[int]) -> None:
+        """Have the keys and values of `ids`, and of nothing behind them."""
+        at = self._keep(ids, len(ids))
+        while at < len(ids):
+            left = len(ids) - at
+            if left > SHORT:
+                part = list(ids[at : at + PREFILL])
+                padded = self._tensor(part + [0] * (PREFILL - len(part)))
+                self._prefill(padded, start_pos=at, length=len(part))
+                self.ids += part
+            elif self._is_first:
+                self._rows(self._forward, ids[: at + 1], 1)
+            else:
+                self._rows(self._few, ids[: at + FEW], min(left, FEW), FEW)
+            at = len(self.ids)
+
+    def _rows(self, run: Callable, ids: Sequence[int], count: int, rows: int = 0) -> Any:
+        """What `run` makes of the last `count` of `ids`, padded to `rows`; the cache has the rest.
+
+        What the padding leaves there is overwritten before it is attended.
+        """
+        at, rows = len(ids) - count, max(count, rows)
+        positions = self._tensor(list(range(at, at + rows)))
+        out = run(self._tensor([*ids[at:], *[0] * (rows - count)]), positions, length=at + rows)
+        self.ids += ids[at:]
+        return out
 
     def _keep(self, ids: Sequence[int], most: int) -> int:
         """Drop what the cache holds beyond its common prefix with `ids`, `most` at most."""

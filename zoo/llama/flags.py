@@ -67,6 +67,31 @@ SAMPLING = (
     (("--mirostat-tau", "--mirostat-ent"), "BITS", cli.number(0), 5.0, "the surprise to aim at"),
     (("--mirostat-eta", "--mirostat-lr"), "X", cli.number(0), 0.1, "how fast mirostat adapts"),
 )
+# the fields of Decoding
+DECODING = (
+    (
+        ("--context-shift",),
+        "True|False",
+        cli.switch,
+        False,
+        "when the context is full go on without the older half of it (default: stop)",
+    ),
+    (
+        ("--keep",),
+        "N",
+        cli.integer(-1),
+        0,
+        "the first N tokens stay when others are forgotten; -1: the whole prompt (default: 0)",
+    ),
+    (
+        ("--lookup",),
+        "N",
+        cli.integer(0, 31),
+        0,
+        "guess N tokens at once from what was said before: the same text, sooner if it repeats "
+        "itself (default: 0, off)",
+    ),
+)
 
 
 def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
@@ -77,6 +102,11 @@ def add_generation(parser: argparse.ArgumentParser, max_tokens: int) -> None:
         "--max-tokens", type=cli.integer(1), default=max_tokens, metavar="N", help=most
     )
     group.add_argument("--ctx", type=cli.integer(1), metavar="N", help=CTX_HELP)
+    for names, metavar, kind, default, text in DECODING:
+        how = {"type": kind, "metavar": metavar, "default": default, "help": text}
+        if kind is cli.switch:
+            how |= {"nargs": "?", "const": True}
+        group.add_argument(*names, **how)
     group.add_argument(
         "--stop",
         action="append",
@@ -121,7 +151,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 def options(arguments: argparse.Namespace) -> dict:
     """What `generate` and `chat` are to be called with."""
-    names = ["max_tokens", "stop", "seed", "regex", *map(name, SAMPLING)]
+    names = ["max_tokens", "stop", "seed", "regex", *map(name, SAMPLING + DECODING)]
     out = {each: getattr(arguments, each) for each in names}
     given = arguments.json_schema
     out["json_schema"] = None if given is None else schema(given)
@@ -129,7 +159,7 @@ def options(arguments: argparse.Namespace) -> dict:
 
 
 def name(row: tuple) -> str:
-    """The option that a row of SAMPLING is about."""
+    """The option that a row of SAMPLING or DECODING is about."""
     return row[0][0][2:].replace("-", "_")
 
 

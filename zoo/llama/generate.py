@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from zoo.errors import UsageError, UserError
+from zoo.llama.decoding import Decoding
+from zoo.llama.lookup import Lookup
 from zoo.llama.reply import Reply
 from zoo.llama.sampling import SamplingOptions
 from zoo.llama.template import ChatTemplate, Message
@@ -86,24 +88,24 @@ class Llama:
 
         In a text prompt special tokens are parsed ("<|im_start|>"). Ends at a stop token or
         string (neither is given out), after `max_tokens`, or when the context is full. `options`
-        are those of `reply`. UserError when the prompt doesn't fit.
+        are those of `reply` and of Decoding. UserError when the prompt doesn't fit.
         """
         ids = self.prompt_ids(prompt) if isinstance(prompt, str) else prompt
-        return self._run(self.reply(ids, **options))
+        return self._run(ids, options)
 
     def chat(
         self, messages: str | Sequence[Message], stop: str | Sequence[str] = (), **options: Any
     ) -> Generation:
         """Reply to a conversation: [{"role": "user", "content": "Hello"}], or one user's turn.
 
-        Options as in `reply`. What the messages contain never becomes a special token.
+        Options as in `generate`. What the messages contain never becomes a special token.
         TemplateError when the model's template refuses the conversation.
         """
         if isinstance(messages, str):
             messages = [{"role": "user", "content": messages}]
         ids = self.template.ids(messages)
         stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        return self._run(self.reply(ids, stop=stop + self.template.stop, lstrip=True, **options))
+        return self._run(ids, options | {"stop": stop + self.template.stop, "lstrip": True})
 
     def reply(
         self,
@@ -155,24 +157,42 @@ class Llama:
         # The empty prompt: any text at all, as the model would begin it.
         return ids or [i for i in (tokenizer.bos_id, tokenizer.eos_id) if i is not None][:1]
 
-    def _run(self, reply: Reply) -> Generation:
-        return Generation(self._pieces(reply), reply)
+    def _run(self, ids: Sequence[int], options: Mapping[str, Any]) -> Generation:
+        known = Decoding.__dataclass_fields__.keys() & options.keys()
+        decoding = Decoding(**{key: options[key] for key in known})
+        reply = self.reply(ids, **{key: options[key] for key in options.keys() - known})
+        return Generation(self._pieces(reply, decoding), reply)
 
-    def _pieces(self, reply: Reply) -> Iterator[str]:
+    def _pieces(self, reply: Reply, decoding: Decoding) -> Iterator[str]:
         """Feed the reply until something ends it."""
-        begun, stats = time.perf_counter(), reply.stats
-        stats.reused_tokens = _common(self.context.ids, reply.ids[:-1])
+        begun, stats, lookup = time.perf_counter(), reply.stats, Lookup(decoding.lookup)
+        seen = list(reply.ids)  # what the model is shown
+        stats.reused_tokens = _common(self.context.ids, seen[:-1])
         while reply.finish is None:
-            reply.feed(self.context.next_logits(reply.ids))
-            now = time.perf_counter()
-            if len(stats.ids) == 1:
-                stats.prefill_s = now - begun
+            guess = lookup.guess(reply.ids)
+            if not guess or len(seen) + len(guess) > self.context.size:
+                guess, rows = [], [self.context.next_logits(seen)]
             else:
-                stats.decode_s = now - begun - stats.prefill_s
-            if reply.finish is None and len(reply.ids) > self.context.size:
-                reply.end("context")
-            if reply.piece:
-                yield reply.piece
+                rows = self.context.each_next(seen, guess)
+            stats.guessed_tokens += len(guess)
+            for logits, guessed in zip(rows, [*guess, None]):
+                token = reply.feed(logits)
+                seen.append(token)
+                stats.took(time.perf_counter() - begun)
+                if reply.finish is None and len(seen) > self.context.size:
+                    self._full(reply, seen, decoding)
+                if reply.piece:
+                    yield reply.piece
+                if reply.finish is not None or token != guessed:
+                    break
+                stats.right_guesses += 1
+
+    def _full(self, reply: Reply, seen: list[int], decoding: Decoding) -> None:
+        if decoding.context_shift:
+            first = int(self.tokenizer.add_bos and seen[0] == self.tokenizer.bos_id)
+            reply.stats.dropped_tokens += decoding.shift(seen, reply.stats.prompt_tokens, first)
+        else:
+            reply.end("context")
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
         ids = [int(i) for i in ids]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import weights
-from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
 from weights import config as weights_config
 from zoo import cli
@@ -17,9 +16,9 @@ from zoo.llama.context import Context
 from zoo.llama.embedder import Embedder
 from zoo.llama.generate import Llama
 from zoo.llama.tokenizer import Tokenizer
+from zoo.opening import open_model
 
 DEFAULT_CTX = 4096  # tokens; a longer context has to be asked for, because its cache costs memory
-DTYPES = ("auto", "f32")
 
 
 def load(
@@ -38,14 +37,9 @@ def load(
     WeightError for a file that can't be used, DeviceError without the device, UsageError for an
     empty name and for a ctx beyond the model's.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if ctx is not None and ctx < 1:
         raise UsageError(f"ctx must be 1 or more, got {ctx}")
-    if isinstance(name_or_path, str) and not name_or_path.strip():
-        raise UsageError("the model name is empty")
-    get_device(device)  # no device, no sense in reading 98 MB
-    checkpoint = weights.load(weights.resolve(name_or_path), device)
+    checkpoint = open_model(name_or_path, device, dtype)
     config = read_config(checkpoint)
     if ctx is not None and ctx > config.max_context:
         raise UsageError(f"ctx {ctx} is more than the model's limit of {config.max_context}")

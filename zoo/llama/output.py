@@ -45,10 +45,8 @@ class Text:
         if done is None:
             return
         if done.finish == "context":
-            remedy = (
-                "; --ctx makes it longer" if done.ctx_can_grow else ", at the model's own limit"
-            )
-            note(f"(stopped: the context is full{remedy})")
+            grow = "; --ctx makes it longer" if done.ctx_can_grow else ", at the model's own limit"
+            note(f"(stopped: the context is full{grow}; --context-shift goes on)")
         if done.finish == "length" and self._tell_limit:
             count = len(done.ids)
             tokens = f"{count} token{'' if count == 1 else 's'}"
@@ -77,6 +75,9 @@ class Events:
             prompt_tokens=done.prompt_tokens,
             reused_tokens=done.reused_tokens,
             reply_tokens=len(done.ids),
+            guessed_tokens=done.guessed_tokens,
+            right_guesses=done.right_guesses,
+            dropped_tokens=done.dropped_tokens,
             prefill_s=round(done.prefill_s, 4),
             decode_s=round(done.decode_s, 4),
         )

@@ -27,7 +27,9 @@ class Stats:
 
     `finish` is "stop" (stop token or string, or a constraint that is met), "length" (max_tokens),
     "context" (no room left), or None while it runs. `ids` are the tokens drawn, the stop token
-    included. `ctx_can_grow`: the model allows a longer context than it was loaded with.
+    included. `guessed_tokens` were verified, and of these `right_guesses` taken; `dropped_tokens`
+    were forgotten for want of room. `ctx_can_grow`: the model allows a longer context than it was
+    loaded with.
     """
 
     prompt_tokens: int = 0
@@ -36,15 +38,28 @@ class Stats:
     decode_s: float = 0.0
     ids: list[int] = field(default_factory=list)
     finish: str | None = None
+    guessed_tokens: int = 0
+    right_guesses: int = 0
+    dropped_tokens: int = 0
     ctx_can_grow: bool = False
+
+    def took(self, seconds: float) -> None:
+        """A token has come, so long after the beginning."""
+        if len(self.ids) == 1:
+            self.prefill_s = seconds
+        else:
+            self.decode_s = seconds - self.prefill_s
 
     def __str__(self) -> str:
         computed, drawn = self.prompt_tokens - self.reused_tokens, len(self.ids) - 1
         rate = f"{drawn / self.decode_s:.1f} tokens/s" if drawn > 0 and self.decode_s else "-"
-        return (
-            f"prompt {computed} tokens in {self.prefill_s:.2f} s, "
-            f"reply {len(self.ids)} tokens, {rate}"
-        )
+        parts = [f"prompt {computed} tokens in {self.prefill_s:.2f} s"]
+        parts += [f"reply {len(self.ids)} tokens", rate]
+        if self.guessed_tokens:
+            parts.append(f"{self.right_guesses} of {self.guessed_tokens} guesses right")
+        if self.dropped_tokens:
+            parts.append(f"{self.dropped_tokens} tokens forgotten for want of room")
+        return ", ".join(parts)
 
 
 class Constraint(Protocol):

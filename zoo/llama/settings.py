@@ -35,7 +35,7 @@ _OPTIONAL: dict[str, Any] = {
     "logit_bias": {},
 }  # fmt: skip
 _KINDS: dict[str, Callable[[str], Any]] = {
-    **{flags.name(row): row[2] for row in flags.SAMPLING},
+    **{flags.name(row): row[2] for row in flags.SAMPLING + flags.DECODING},
     "logit_bias": _biases,
     "max_tokens": cli.integer(1),
     "seed": cli.integer(0),

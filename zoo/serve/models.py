@@ -127,7 +127,7 @@ def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler
 
 
 def _speech(path: str, name: str, options: Options, metrics: Metrics) -> Any:
-    from zoo.whisper.loading import load
+    from zoo.whisper.whisper import load
 
     return load(path, options.device, options.dtype)
 

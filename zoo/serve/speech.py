@@ -161,7 +161,7 @@ def _usage(transcript: Transcript) -> dict[str, Any]:
 def _response(
     transcript: Transcript, form_of: str, granularities: list[str], task: str
 ) -> Response:
-    from zoo.whisper.output import FORMATS as WRITERS
+    from zoo.whisper.transcript import FORMATS as WRITERS
 
     text = transcript.text.strip()
     match form_of:

@@ -6,7 +6,9 @@ model.txt2img("a photo of a cat", seed=1)[0].save("cat.png")
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zoo import lazily
 
 if TYPE_CHECKING:
     from zoo.stable_diffusion.making import Step
@@ -14,12 +16,6 @@ if TYPE_CHECKING:
     from zoo.stable_diffusion.settings import Settings
 
 __all__ = ["Settings", "StableDiffusion", "Step", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # Only now: `txt2img --help` should not have to start the engine.
-    from zoo.stable_diffusion import making, pipeline, settings
-
-    return next(getattr(m, name) for m in (pipeline, making, settings) if hasattr(m, name))
+__getattr__ = lazily(
+    __name__, Settings="settings", StableDiffusion="pipeline", Step="making", load="pipeline"
+)

@@ -41,8 +41,7 @@ def txt2img_main(args: Sequence[str] | None = None) -> int:
 
 
 def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
-    arguments = parser.parse_args(args)
-    return cli.run(lambda: _make(flags.repeated(parser, arguments, args)), arguments.parser.prog)
+    return cli.main(parser, args, lambda given: _make(flags.repeated(parser, given, args)))
 
 
 def _make(arguments: argparse.Namespace) -> None:

@@ -7,7 +7,16 @@ C channels.
 from __future__ import annotations
 
 from engine import Tensor
-from engine.functional import attention, causal_mask, embedding, gelu, layer_norm, linear
+from engine.functional import (
+    attention,
+    causal_mask,
+    embedding,
+    gelu,
+    join_heads,
+    layer_norm,
+    linear,
+    split_heads,
+)
 from zoo.stable_diffusion.layers import Params
 
 HEAD = 64  # elements of a head in every published encoder
@@ -20,12 +29,9 @@ def quick_gelu(x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention in heads of 64; all (B, T, C)."""
-    b, t, c = q.shape
-    q, k, v = (
-        x.reshape(b, t, c // HEAD, HEAD).permute(0, 2, 1, 3).reshape(-1, t, HEAD) for x in (q, k, v)
-    )
-    out = attention(q, k, v, causal_mask(t, t, 0)).reshape(b, c // HEAD, t, HEAD)
-    return out.permute(0, 2, 1, 3).reshape(b, t, c)
+    t, heads = q.shape[1], q.shape[2] // HEAD
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    return join_heads(attention(q, k, v, causal_mask(t, t, 0)), heads)
 
 
 def tokens(p: Params, ids: Tensor, extra: Tensor | None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine import Tensor
 from engine import convolution as nn
-from engine.functional import attention, group_norm
+from engine.functional import attention, group_norm, join_heads, split_heads
 
 Params = Any  # a tree over the checkpoint: weights.Params
 GROUPS = 32  # of channels, in every group norm
@@ -15,9 +15,8 @@ GROUPS = 32  # of channels, in every group norm
 def conv(p: Params, x: Tensor, stride: int = 1, padding: Any = None) -> Tensor:
     """A convolution that keeps the size, or divides it by the stride."""
     padding = p.weight.shape[-1] // 2 if padding is None else padding
-    bias = p.bias if "bias" in p else None
-    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, bias, stride, padding)
-    return x.permute(0, 2, 3, 1)
+    x = nn.conv2d(x.permute(0, 3, 1, 2), p.weight, None, stride, padding).permute(0, 2, 3, 1)
+    return x + p.bias if "bias" in p else x
 
 
 def norm(p: Params, x: Tensor, eps: float) -> Tensor:
@@ -39,14 +38,8 @@ def doubled(x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     """Attention of q (B, T, C) to k and v (B, S, C), each in `heads` heads; (B, T, C)."""
-    b, t, c = q.shape
-
-    def split(x: Tensor) -> Tensor:
-        s, d = x.shape[1], c // heads
-        return x.reshape(b, s, heads, d).permute(0, 2, 1, 3).reshape(b * heads, s, d)
-
-    out = attention(split(q), split(k), split(v)).reshape(b, heads, t, c // heads)
-    return out.permute(0, 2, 1, 3).reshape(b, t, c)
+    q, k, v = (split_heads(x, heads) for x in (q, k, v))
+    return join_heads(attention(q, k, v), heads)
 
 
 def pointwise(p: Params, x: Tensor) -> Tensor:

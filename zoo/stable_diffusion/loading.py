@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 
 import weights
-from engine import get_device
 from weights import Checkpoint, Params, WeightError, names
 from zoo.errors import UsageError
+from zoo.opening import open_model
 from zoo.stable_diffusion import clip, structure, unet
 from zoo.stable_diffusion.layers import GROUPS
 from zoo.stable_diffusion.lora import Lora, merged
 from zoo.stable_diffusion.networks import Kind, Networks
 
-DTYPES = ("auto", "f32")
 PREDICTIONS = {"epsilon": "epsilon", "eps": "epsilon", "v": "v", "v_prediction": "v"}
 _SCALE = {"1": 0.18215, "2": 0.18215, "xl": 0.13025}
 _UNET = structure.UNET
@@ -62,14 +61,9 @@ def load(
     what the model says of itself. WeightError for a file that can't be used, DeviceError without
     the device, UsageError for a wrong option.
     """
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if prediction is not None and prediction not in PREDICTIONS:
         raise UsageError(f"prediction must be epsilon or v, got {prediction!r}")
-    if isinstance(name_or_path, str) and not name_or_path.strip():
-        raise UsageError("the model name is empty")
-    get_device(device)  # no device, no sense in reading weights
-    checkpoint = weights.load(weights.resolve(name_or_path), device)
+    checkpoint = open_model(name_or_path, device, dtype)
     ours, version = identified(checkpoint)
     weights.check(ours, structure.expected(ours, version))
     kind = kind_of(checkpoint, ours, version, prediction)

@@ -7,24 +7,21 @@ after HTML entities have been resolved twice, as OpenAI's does.
 from __future__ import annotations
 
 import html
-import lzma
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from importlib import resources
 from pathlib import Path
 
 from weights import WeightError, open_file
 from weights.jsonfile import read_object
-from zoo.bpe import byte_alphabet, scrub
+from zoo.bpe import byte_alphabet, packaged_lines, scrub, to_letters
 
 BEGIN, END = "<|startoftext|>", "<|endoftext|>"
 LENGTH = 77  # positions of the text encoder: begin, 75 tokens, end
 ROOM = LENGTH - 2
 SUFFIX = "</w>"
-_LETTER = {byte: chr(point) for point, byte in byte_alphabet().items()}
 _WORDS = (
     r"<\|startoftext\|>|<\|endoftext\|>"
     r"|'s|'t|'re|'ve|'m|'ll|'d|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+"
@@ -96,7 +93,7 @@ class Tokenizer:
         return {id: token for token, id in self.vocab.items()}
 
     def _ids(self, word: str) -> Iterator[int]:
-        letters = [_LETTER[byte] for byte in word.encode()]
+        letters = [*to_letters(word.encode())]
         letters[-1] += SUFFIX
         return (self.vocab.get(part, self.end) for part in _merged(letters, self._ranks))
 
@@ -147,12 +144,8 @@ def _merged(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]
 @lru_cache(maxsize=1)
 def _package_data() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """CLIP's own vocabulary: letters, letters that end a word, merges, special tokens."""
-    packed = (
-        resources.files("zoo.stable_diffusion").joinpath("data", "clip_merges.txt.xz").read_bytes()
-    )
-    merges = [
-        tuple(line.split(" ")) for line in lzma.decompress(packed).decode().split("\n") if line
-    ]
+    lines = packaged_lines("zoo.stable_diffusion", "clip_merges")
+    merges = [tuple(line.split(" ")) for line in lines if line]
     letters = [chr(point) for point in byte_alphabet()]
     ends = [letter + SUFFIX for letter in letters]
     tokens = [*letters, *ends, *(left + right for left, right in merges), BEGIN, END]

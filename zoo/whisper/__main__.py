@@ -9,14 +9,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from zoo import cli
+from zoo import cli, whisper
 from zoo.whisper import flags
-
-if TYPE_CHECKING:
-    from zoo.whisper.transcript import Segment, Transcript
-    from zoo.whisper.whisper import Whisper
+from zoo.whisper.languages import LANGUAGES
+from zoo.whisper.transcript import FORMATS, Layout, targets, timestamp, write
 
 PROG = "python -m zoo.whisper"
 _EXAMPLES = f"""examples:
@@ -37,34 +35,26 @@ def main(args: Sequence[str] | None = None) -> int:
     """`python -m zoo.whisper`; returns the exit code."""
     top = cli.Parser(prog=PROG, description="Whisper: speech to text.", epilog=_EXAMPLES)
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    flags.add_flags(
-        commands.add_parser("transcribe", help="write down what is said", **_about(PROG + " "))
-    )
-    return _main(top, args)
+    about = {"help": "write down what is said", **_about(f"{PROG} transcribe")}
+    flags.add_flags(commands.add_parser("transcribe", **about))
+    return cli.main(top, args, _transcribe)
 
 
 def transcribe_main(args: Sequence[str] | None = None) -> int:
     """The command `transcribe`; returns the exit code."""
-    return _main(flags.add_flags(cli.Parser(**_about(""))), args)
+    return cli.main(flags.add_flags(cli.Parser(**_about("transcribe"))), args, _transcribe)
 
 
-def _about(before: str) -> dict[str, str]:
-    from zoo.whisper.languages import LANGUAGES
-
+def _about(prog: str) -> dict[str, str]:
     names = sorted(f"{name.title()} ({code})".replace(" ", "_") for code, name in LANGUAGES.items())
     indent = {"initial_indent": "  ", "subsequent_indent": "  "}
     known = textwrap.fill(", ".join(names), 100, **indent).replace("_", " ")  # none broken in two
     return {
-        "prog": f"{before}transcribe",
-        "usage": f"{before}transcribe [options] AUDIO…",
+        "prog": prog,
+        "usage": f"{prog} [options] AUDIO…",
         "description": "Write down what is said in recordings.",
         "epilog": f"{_EXAMPLES}\nlanguages:\n{known}\n",
     }
-
-
-def _main(parser: cli.Parser, args: Sequence[str] | None) -> int:
-    arguments = parser.parse_args(args)
-    return cli.run(lambda: _transcribe(arguments), arguments.parser.prog)
 
 
 def _transcribe(arguments: argparse.Namespace) -> int:
@@ -79,7 +69,6 @@ def _transcribe(arguments: argparse.Namespace) -> int:
     model = _load(arguments, options)
     from weights import WeightError
     from zoo.whisper.audio import AudioError
-    from zoo.whisper.output import Layout, write
 
     layout = Layout(**{name: getattr(arguments, name) for name in flags.LAYOUT})
     failed, screen = len(sources) - len(good), _Screen(arguments.verbose)
@@ -111,16 +100,12 @@ def _is_there(source: str, arguments: argparse.Namespace) -> bool:
 def _files(arguments: argparse.Namespace, sources: Sequence[str]) -> dict[str, list[Path]]:
     if arguments.output_format is None and arguments.output_dir is None:
         return {}
-    from zoo.whisper.output import targets
-
     chosen = arguments.output_format or "all"
-    formats = flags.FORMATS if chosen == "all" else [chosen]
+    formats = tuple(FORMATS) if chosen == "all" else (chosen,)
     return targets(sources, Path(arguments.output_dir or "."), formats)
 
 
-def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> Whisper:
-    from zoo import whisper
-
+def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> whisper.Whisper:
     model = cli.load(whisper.load, arguments)
     if not model.tokenizer.multilingual:
         if options["language"] not in (None, "en") or options["task"] == "translate":
@@ -129,7 +114,7 @@ def _load(arguments: argparse.Namespace, options: dict[str, Any]) -> Whisper:
     return model
 
 
-def _one(model, source, arguments, options, screen) -> Transcript:
+def _one(model, source, arguments, options, screen) -> whisper.Transcript:
     told = {"on_segment": screen.on_segment, "on_language": screen.on_language}
     if arguments.audio:
         return model.transcribe(source, progress=screen.progress, **told, **options)
@@ -153,13 +138,9 @@ class _Screen:
         self.bar = None
 
     def on_language(self, code: str) -> None:
-        from zoo.whisper.languages import LANGUAGES
-
         cli.note(f"(language: {LANGUAGES[code].title()}, as it seems; --language sets it)")
 
-    def on_segment(self, segment: Segment) -> None:
-        from zoo.whisper.output import timestamp
-
+    def on_segment(self, segment: whisper.Segment) -> None:
         if self.verbose is False:
             return
         line = segment.text.strip()

@@ -10,17 +10,21 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, BinaryIO
 
+import av
 import numpy as np
 
+from engine import Tensor, default_device, program
 from zoo.cli import note, one_line
 from zoo.errors import UserError
 
 SAMPLE_RATE = 16000
 N_FFT = 400
 HOP = 160
-N_SAMPLES = 30 * SAMPLE_RATE
+WINDOW_S = 30  # what the network hears at once
+N_SAMPLES = WINDOW_S * SAMPLE_RATE
 FRAMES_PER_SECOND = SAMPLE_RATE // HOP
 N_FRAMES = N_SAMPLES // HOP
 BLOCK = 500  # frames per run of the mel program
@@ -29,14 +33,12 @@ BINS = N_FFT // 2 + 1
 RATES = range(1000, 1_000_000)  # Hz; others are a damaged header's, and might never end
 QUIET = 1e-10  # the power that counts as silence
 LOUDEST = 1e9  # samples are from -1 to 1, but any scale will do whose power float32 can hold
+_KIND = attrgetter("sample_rate", "layout.name", "format.name")  # of a frame
 Source = Any  # a path, "-" for stdin, an open binary file, or an array of samples at 16 kHz
 
 
 class AudioError(UserError):
     """A recording that can't be read; names the file."""
-
-
-# --- samples -------------------------------------------------------------------------------------
 
 
 def load_audio(source: Source) -> np.ndarray:
@@ -85,13 +87,11 @@ def _from_array(array: np.ndarray) -> np.ndarray:
         raise AudioError(f"samples are float or int16 (at 16 kHz), not {array.dtype}")
     if array.ndim not in (1, 2) or not array.size:
         raise AudioError(f"samples are a non-empty array of 1 or 2 axes, not {[*array.shape]}")
-    scale = 32768 if array.dtype == np.int16 else 1
+    scale = np.float32(32768 if array.dtype == np.int16 else 1)
     if array.ndim == 2:
         array = array.mean(int(np.argmin(array.shape)), dtype=np.float64)
     with np.errstate(over="ignore"):  # to infinity
-        array = np.ascontiguousarray(array, np.float32)
-    if scale != 1:
-        array = array / np.float32(scale)
+        array = np.ascontiguousarray(array, np.float32) / scale
     if not max(array.max(), -array.min()) <= LOUDEST:
         raise AudioError(f"samples hold infinities or NaN, or numbers beyond {LOUDEST:.0e}")
     return array
@@ -117,18 +117,12 @@ def _opened(source: Source, stack: ExitStack) -> BinaryIO:
 
 def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
     """A file's sound as int16 samples, 16 kHz mono; its format may change on the way."""
-    import av
-
     av.logging.set_level(None)  # what FFmpeg has to say is said here, in one line
-
-    def kind(frame: Any) -> tuple:
-        return frame.sample_rate, frame.layout.name, frame.format.name
-
     try:
         # A list of files (ffconcat, m3u8, sdp) could name any file or address: none is opened.
         alone = {"protocol_whitelist": "none"}
         with av.open(file, "r", metadata_errors="ignore", options=alone) as container:
-            for _, alike in groupby(_frames(container, name), kind):
+            for _, alike in groupby(_frames(container, name), _KIND):
                 resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
                 for frame in chain(alike, [None]):  # None: what is on its way
                     yield from (x.to_ndarray().reshape(-1) for x in resampler.resample(frame))
@@ -139,8 +133,6 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[np.ndarray]:
 
 def _frames(container: Any, name: str) -> Iterator[Any]:
     """Frames of the best audio stream; damaged packets are left out."""
-    from av.error import FFmpegError
-
     stream = container.streams.best("audio")
     if stream is None:
         raise AudioError(f"{name}: has no audio")
@@ -148,21 +140,16 @@ def _frames(container: Any, name: str) -> Iterator[Any]:
     packets, good, bad = container.demux(stream), 0, 0
     while True:
         try:
-            packet = next(packets, None)  # also after an error of its own
-            if packet is None:
-                break
-            frames = packet.decode()
-        except FFmpegError:
-            bad += 1
-            continue
+            frames = next(packets).decode()  # also after an error of its own
+        except StopIteration:
+            break
+        except av.error.FFmpegError:
+            frames, bad = [], bad + 1
         sound = [frame for frame in frames if frame.sample_rate in RATES]
         good, bad = good + len(sound), bad + len(frames) - len(sound)
         yield from sound
     if good and bad:
         note(f"({name} is damaged; what could be decoded is used)")
-
-
-# --- log-mel -------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -229,8 +216,6 @@ def log_mel(
 
 def _powers(parts: Iterable[np.ndarray], n_mels: int, device: str | None) -> Iterator[np.ndarray]:
     """log10 of mel power, (n_mels, 500) at a time, of samples with 200 more at either end."""
-    from engine import Tensor, default_device
-
     device = device or default_device()
     run, size = _program(n_mels, device), (BLOCK + 2) * HOP
     for piece in _pieces(parts, size, 2 * HOP):
@@ -257,8 +242,6 @@ def _program(n_mels: int, device: str) -> Callable:
     Frame i is row i, row i + 1 and half of row i + 2: its spectrum is a sum of three products,
     with the rows of one windowed Fourier basis.
     """
-    from engine import Tensor, program
-
     angle = 2 * np.pi * (np.arange(N_FFT)[:, None] * np.arange(BINS) % N_FFT) / N_FFT
     window = np.sin(np.pi * np.arange(N_FFT) / N_FFT)[:, None] ** 2  # periodic Hann
     table = np.concatenate([np.cos(angle), np.sin(angle)], 1) * window

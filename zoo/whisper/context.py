@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 
 import numpy as np
 
@@ -18,27 +19,24 @@ SMALL = 768  # width up to which a model is small
 FEW = 16  # tokens of a prompt without earlier text: quicker as rows than as tiles
 
 
+@dataclass(eq=False)
 class Network:
     """A checkpoint's programs, compiled on first use; one `Context` per number of windows."""
 
-    def __init__(
-        self,
-        params: Params,
-        config: model.Config,
-        alignment_heads: Sequence[tuple[int, int]],
-        device: str | None = None,
-        dtype: str = "f32",
-    ) -> None:
-        self.params, self.config, self.device, self.dtype = params, config, device, dtype
-        # The texts of small models hang on the last digits: two terms for each number.
-        self.precision = "high" if dtype == "auto" and config.n_audio_state <= SMALL else dtype
-        self.alignment_heads = alignment_heads
-        self._contexts: dict[int, Context] = {}
-        self._encoders: dict[str, Callable] = {}
+    params: Params
+    config: model.Config
+    alignment_heads: Sequence[tuple[int, int]]
+    device: str | None = None
+    dtype: str = "f32"
 
-    def program(self, function: Callable, **limits: tuple[int, int]) -> Callable:
-        """A captured program of this network's precision."""
-        return program(function, precision=self.precision, **limits)
+    def __post_init__(self) -> None:
+        # The texts of small models hang on the last digits: two terms for each number.
+        small = self.config.n_audio_state <= SMALL
+        self.precision = "high" if self.dtype == "auto" and small else self.dtype
+        encode = partial(model.encode, self.params.encoder, self.config)
+        self._encoder = cache(lambda precision: program(encode, precision=precision))
+        # The context of so many windows at once; there is one of each number.
+        self.context: Callable[[int], Context] = cache(partial(Context, self))
 
     def tensor(self, values: np.ndarray | Sequence) -> Tensor:
         """An array on this network's device: integers as int32, others as float32."""
@@ -59,19 +57,10 @@ class Network:
 
         `quick`: in half the time, with fewer digits, unless the network's type forbids it.
         """
-        precision = self.dtype if quick else self.precision
-        if precision not in self._encoders:
-            encode = partial(model.encode, self.params.encoder, self.config)
-            self._encoders[precision] = program(encode, precision=precision)
         frames = np.zeros((1, self.config.n_mels, 2 * self.config.n_audio_ctx), np.float32)
         frames[0, :, : mel.shape[1]] = mel
-        return np.array(self._encoders[precision](self.tensor(frames)).numpy()[0])
-
-    def context(self, windows: int) -> Context:
-        """The context of so many windows at once; there is one of each number."""
-        if windows not in self._contexts:
-            self._contexts[windows] = Context(self, windows)
-        return self._contexts[windows]
+        encode = self._encoder(self.dtype if quick else self.precision)
+        return np.array(encode(self.tensor(frames)).numpy()[0])
 
 
 class Context:
@@ -82,23 +71,18 @@ class Context:
         c = network.config
         shape = (windows * c.n_text_head, c.n_audio_ctx, c.n_text_state // c.n_text_head)
         self.xk, self.xv = network.empty(*shape), network.empty(*shape)
-        cache = model.Cache([], [], self.xk, self.xv)
+        states = model.Cache([], [], self.xk, self.xv)
         self._listen = program(
-            partial(model.listen, network.params.decoder, c, cache),
+            partial(model.listen, network.params.decoder, c, states),
             precision=network.precision if windows == 1 else network.dtype,  # as in `encode`
             window=(0, windows - 1),
         )
-        self._searches: dict[int, Rows] = {}
+        # The token rows of a search with so many candidates a window; one of each number.
+        self.rows: Callable[[int], Rows] = cache(partial(Rows, self))
 
     def listen(self, features: np.ndarray, window: int = 0) -> None:
         """Take in the audio features (F, C) that a window's rows attend to from now on."""
         self._listen(self.network.tensor(features[None]), window=window)
-
-    def rows(self, group: int) -> Rows:
-        """The token rows of a search with `group` candidates a window; one for each number."""
-        if group not in self._searches:
-            self._searches[group] = Rows(self, group)
-        return self._searches[group]
 
 
 class Rows:
@@ -130,12 +114,11 @@ class Rows:
             return model.logits(p, model.extend(p, config, ids, self.windows, place, cache)[:, 0])
 
         def move(source: Tensor, first: int, to: int, length: int) -> None:
-            for states in (k, v):
-                for n, state in enumerate(states):
-                    rows = state.reshape(self.count, heads, self._columns, size)
-                    taken = rows[source][:, :, first : first + length]
-                    taken = taken.reshape(self.count * heads, length, size).contiguous()
-                    states[n][:, to : to + length] = taken
+            for state in (*k, *v):
+                rows = state.reshape(self.count, heads, self._columns, size)
+                taken = rows[source][:, :, first : first + length]
+                taken = taken.reshape(self.count * heads, length, size).contiguous()
+                state[:, to : to + length] = taken
 
         def align(ids: Tensor, following: Tensor, length: int, words: int) -> tuple:
             asked: list[Tensor] = []
@@ -148,14 +131,15 @@ class Rows:
             rest = (0, config.n_text_ctx - length)  # what is read has one size
             return scores.pad([(0, 0), rest, (0, 0)]), chances.pad([rest])
 
-        self._align = network.program(align, length=(2, length), words=(1, config.n_vocab))
+        captured = partial(program, precision=network.precision)
+        self._align = captured(align, length=(2, length), words=(1, config.n_vocab))
         # Prompts are multiplied in float32: over the copy of the weights that single steps use.
         exact = partial(program, prompt, precision="f32")
         place = {"first": (0, length), "window": (0, self.windows - 1)}
         self._prompts = {n: exact(length=(1, n), **place) for n in (FEW, length)}
-        self._step = network.program(step, first=(0, length), text=(0, length - 1))
+        self._step = captured(step, first=(0, length), text=(0, length - 1))
         bounds = {"first": (0, length), "to": (0, length), "length": (1, length)}
-        self._move = network.program(move, **bounds)
+        self._move = captured(move, **bounds)
 
     def prompt(self, window: int, ids: Sequence[int], places: Sequence[int]) -> np.ndarray:
         """Start the first row of a window with `ids`.

@@ -10,19 +10,16 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from zoo.errors import UsageError, UserError
+from zoo.whisper.audio import WINDOW_S
 from zoo.whisper.context import Context
 from zoo.whisper.options import DecodingOptions
 from zoo.whisper.search import NEVER, Beam, Sampling, log_sum
+from zoo.whisper.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
-
-WINDOW_S = 30.0
 Rule = Callable[[np.ndarray, list[list[int]]], None]  # changes logits (rows, n_vocab) in place
 
 
@@ -39,12 +36,14 @@ class DecodingResult:
     compression_ratio: float
 
 
+@dataclass
 class _Text:
-    """The text of one window so far; `left` tokens may follow."""
+    """The text of one window so far, in rows that go on from those of `source`."""
 
-    def __init__(self, search: Beam | Sampling, left: int, silence: float) -> None:
-        self.search, self.left, self.silence = search, left, silence
-        self.source: Sequence[int] = [0] * len(search.rows)  # only the first is given the prompt
+    search: Beam | Sampling
+    left: int  # how many tokens may follow
+    silence: float
+    source: Sequence[int] = ()
 
     @property
     def done(self) -> bool:
@@ -53,28 +52,29 @@ class _Text:
     def advance(self, logits: np.ndarray, restrict: Rule) -> None:
         """One more token in each row, of logits (rows, n_vocab), which are changed."""
         restrict(logits, self.search.rows)
-        self.source = [self.source[row] for row in self.search.advance(logits)]
+        self.source = self.search.advance(logits)
         self.left -= 1
 
 
+@dataclass(eq=False)
 class Decoder:
-    """Texts of a context's windows, found side by side; each begins when its window is heard."""
+    """Texts of a context's windows, found side by side; each begins when its window is heard.
 
-    def __init__(
-        self,
-        context: Context,
-        tokenizer: Tokenizer,
-        options: DecodingOptions,
-        random: np.random.Generator,
-    ) -> None:
-        """`options.language` is a code."""
-        config = context.network.config
-        self.tokenizer, self.options, self.random = tokenizer, options, random
+    `options.language` is a code.
+    """
+
+    context: Context
+    tokenizer: Tokenizer
+    options: DecodingOptions
+    random: np.random.Generator
+
+    def __post_init__(self) -> None:
+        config, options = self.context.network.config, self.options
         self.limit = config.n_text_ctx
-        self.start = initial_tokens(tokenizer, options, self.limit)
-        self.restrict = _rules(tokenizer, options, config.n_audio_ctx)
+        self.start = initial_tokens(self.tokenizer, options, self.limit)
+        self.restrict = _rules(self.tokenizer, options, config.n_audio_ctx)
         self.group = int(options.beam_size or options.best_of or 1)
-        self.rows = context.rows(self.group)
+        self.rows = self.context.rows(self.group)
         self.texts: dict[int, _Text] = {}
 
     def begin(self, window: int) -> None:
@@ -89,10 +89,10 @@ class Decoder:
         else:
             search = Sampling(group, options.temperature, tokenizer.eot, self.random)
         most = min(int(options.sample_len or self.limit // 2), self.limit + 1 - len(self.start))
-        text = self.texts[window] = _Text(
-            search, most, float(_softmax(at_sot)[tokenizer.no_speech])
-        )
+        silence = float(np.exp(at_sot[tokenizer.no_speech] - log_sum(at_sot)))
+        text = self.texts[window] = _Text(search, most, silence)
         text.advance(np.repeat(logits[None], group, axis=0), self.restrict)
+        text.source = [0] * group  # the row that was given the prompt
 
     def step(self) -> dict[int, DecodingResult]:
         """The windows whose texts have ended, after one more token for each unless some have."""
@@ -100,7 +100,6 @@ class Decoder:
             self.rows.reorder({window: text.source for window, text in self.texts.items()})
             last = {w: [row[-1] for row in text.search.rows] for w, text in self.texts.items()}
             for window, logits in self.rows.step(last).items():
-                self.texts[window].source = range(self.group)
                 self.texts[window].advance(logits, self.restrict)
         ended = [window for window, text in self.texts.items() if text.done]
         return {window: self._result(self.texts.pop(window)) for window in ended}
@@ -141,9 +140,8 @@ def decode(
 
 def detect_language(context: Context, tokenizer: Tokenizer) -> dict[str, float]:
     """The probability of each language, by code, of the first window that was listened to."""
-    logits = context.rows(1).prompt(0, [tokenizer.sot], [0])[0]
-    chances = _softmax(logits[list(tokenizer.language_ids)])
-    return dict(zip(tokenizer.languages, chances.tolist()))
+    logits = context.rows(1).prompt(0, [tokenizer.sot], [0])[0, list(tokenizer.language_ids)]
+    return dict(zip(tokenizer.languages, np.exp(logits - log_sum(logits)).tolist()))
 
 
 def initial_tokens(tokenizer: Tokenizer, options: DecodingOptions, n_text_ctx: int) -> list[int]:
@@ -230,8 +228,3 @@ def _timestamps(
                 row[begin + latest + 1 :] = NEVER
         if log_sum(row[begin:]) > row[:begin].max():
             row[:begin] = NEVER
-
-
-def _softmax(logits: np.ndarray) -> np.ndarray:
-    shifted = np.exp(logits - logits.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from zoo import cli
+from zoo.errors import UserError
+from zoo.whisper.languages import code_of
+from zoo.whisper.transcript import FORMATS, Layout
 
 DEFAULT_MODEL = "base"
-FORMATS = ("txt", "vtt", "srt", "tsv", "json")
-LAYOUT = ("highlight_words", "max_line_width", "max_line_count", "max_words_per_line")
+LAYOUT = tuple(Layout.__dataclass_fields__)
 
 
 def _optional(kind: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -20,9 +22,6 @@ def _optional(kind: Callable[[str], Any]) -> Callable[[str], Any]:
 def _language(text: str) -> str | None:
     if text.lower() == "auto":  # as whisper.cpp spells it
         return None
-    from zoo.errors import UserError
-    from zoo.whisper.languages import code_of
-
     try:
         return code_of(text)
     except UserError as error:

@@ -8,8 +8,9 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,9 +19,7 @@ from zoo.errors import UserError
 from zoo.whisper import vad
 from zoo.whisper.audio import FRAMES_PER_SECOND, HOP, N_FRAMES, SAMPLE_RATE, loudness
 from zoo.whisper.transcript import Segment, Transcript
-
-if TYPE_CHECKING:
-    from zoo.whisper.whisper import Whisper
+from zoo.whisper.whisper import Whisper
 
 PAUSE, PAD = 600, 300  # ms: a pause that ends an utterance, and how much of it goes along
 UNSURE = 100  # frames of silence that are kept: a word may just have begun in them
@@ -37,23 +36,23 @@ class Utterances:
     """
 
     def __init__(self) -> None:
-        self.samples = np.zeros(0, np.float32)  # what came and was neither given out nor dropped
-        self.begin = 0  # the frame of the stream where they begin
+        self.pcm = bytearray()
+        self.begin = 0  # the frame of the stream where it begins
         self._past = np.zeros(0, np.float32)  # the loudness of what lies before
-        self._odd = b""  # half a sample
+
+    @property
+    def samples(self) -> np.ndarray:
+        """What came and was neither given out nor dropped; half a sample waits for the rest."""
+        return np.frombuffer(self.pcm, "<i2", len(self.pcm) // 2).astype(np.float32) / 32768
 
     @property
     def duration(self) -> float:
         """Seconds of the whole stream so far."""
-        return self.begin / FRAMES_PER_SECOND + len(self.samples) / SAMPLE_RATE
+        return self.begin / FRAMES_PER_SECOND + len(self.pcm) // 2 / SAMPLE_RATE
 
     def add(self, pcm: bytes) -> None:
         """More of the stream: 16 kHz mono, 16 bits a sample, little-endian."""
-        pcm = self._odd + pcm
-        whole = len(pcm) // 2 * 2
-        self._odd = pcm[whole:]
-        new = np.frombuffer(pcm[:whole], "<i2").astype(np.float32) / 32768
-        self.samples = np.concatenate([self.samples, new])
+        self.pcm += pcm
 
     def take(self, ended: bool = False) -> tuple[float, np.ndarray] | None:
         """The next utterance that is over: its beginning in seconds, and its samples.
@@ -61,8 +60,9 @@ class Utterances:
         None if there is none yet; once the stream has `ended`, none any more.
         """
         if ended:
-            self.add(bytes(-len(self.samples) % HOP * 2))
-        level, past = loudness(self.samples), len(self._past)
+            self.add(bytes(-len(self.pcm) % (2 * HOP)))
+        samples = self.samples
+        level, past = loudness(samples), len(self._past)
         heard = np.concatenate([self._past, level])
         found = vad.speech(heard, min_silence_duration_ms=PAUSE, speech_pad_ms=PAD)
         clips = [(max(start - past, 0), end - past) for start, end in found if end > past]
@@ -75,15 +75,25 @@ class Utterances:
         if not fit and clips[0][1] - start <= N_FRAMES:
             return None
         end = fit[-1] if fit else vad.windows(clips[:1], level)[0][0][1]
-        utterance = self.samples[start * HOP : end * HOP]
         second = (self.begin + start) / FRAMES_PER_SECOND
         self._drop(end, level)
-        return second, utterance
+        return second, samples[start * HOP : end * HOP]
 
     def _drop(self, frames: int, level: np.ndarray) -> None:
         self._past = np.concatenate([self._past, level[:frames]])[-N_FRAMES:]
-        self.samples = self.samples[frames * HOP :]
+        del self.pcm[: 2 * frames * HOP]
         self.begin += frames
+
+
+def _utterances(
+    came: SimpleQueue[bytes | None], stream: Utterances
+) -> Iterator[tuple[float, np.ndarray]]:
+    """Utterances as they end, up to the end of what comes; all there is of it is taken in first."""
+    for pcm in iter(came.get, None):
+        stream.add(pcm)
+        if came.empty():
+            yield from iter(stream.take, None)
+    yield from iter(partial(stream.take, ended=True), None)
 
 
 def transcribe_live(
@@ -99,39 +109,23 @@ def transcribe_live(
     prevents it). Without a language in the options the first words tell it, and on_language gets
     its code. Options as those of Whisper.transcribe.
     """
-    whole, utterances = Transcript("", options.get("language") or "en"), Utterances()
+    whole, stream = Transcript("", options.get("language") or "en"), Utterances()
     came: SimpleQueue[bytes | None] = SimpleQueue()
-    ended = False
     with _interrupt(lambda: came.put(None)), source(came.put):
-        while True:
-            found = utterances.take(ended)
-            if found is not None:
-                part = model.transcribe(found[1], **options)
-                if part.segments:
-                    if on_language and options.get("language") is None:
-                        on_language(part.language)
-                    options["language"] = whole.language = part.language
-                begin = round(found[0] * FRAMES_PER_SECOND)
-                timeline = vad.Timeline([(begin, begin + N_FRAMES)])
-                for segment in part.segments:
-                    whole.segments.append(timeline.segment(segment, len(whole.segments)))
-                    on_segment(whole.segments[-1])
-            elif ended:
-                break
-            else:
-                ended = _receive(came, utterances)
+        for second, samples in _utterances(came, stream):
+            part = model.transcribe(samples, **options)
+            if part.segments:
+                if on_language and options.get("language") is None:
+                    on_language(part.language)
+                options["language"] = whole.language = part.language
+            begin = round(second * FRAMES_PER_SECOND)
+            timeline = vad.Timeline([(begin, begin + N_FRAMES)])
+            for segment in part.segments:
+                whole.segments.append(timeline.segment(segment, len(whole.segments)))
+                on_segment(whole.segments[-1])
     whole.text = "".join(segment.text for segment in whole.segments)
-    whole.duration = utterances.duration
+    whole.duration = stream.duration
     return whole
-
-
-def _receive(came: SimpleQueue[bytes | None], utterances: Utterances) -> bool:
-    """Wait for more of the stream and take in all there is; whether that was its end."""
-    parts = [came.get()]
-    while parts[-1] is not None and not came.empty():
-        parts.append(came.get())
-    utterances.add(b"".join(part for part in parts if part is not None))
-    return parts[-1] is None
 
 
 @contextlib.contextmanager
@@ -148,9 +142,6 @@ def _interrupt(stop: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
-
-
-# --- sources -------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

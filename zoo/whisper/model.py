@@ -13,7 +13,16 @@ from typing import Any
 
 from engine import Tensor, dtype
 from engine.convolution import conv1d
-from engine.functional import attention, causal_mask, embedding, gelu, layer_norm, linear
+from engine.functional import (
+    attention,
+    causal_mask,
+    embedding,
+    gelu,
+    join_heads,
+    layer_norm,
+    linear,
+    split_heads,
+)
 from engine.symbolic import Int
 
 Params = Any  # a tree over the checkpoint: weights.Params
@@ -62,48 +71,35 @@ class Place:
 
 def expected_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """Every key that a checkpoint has."""
-    c, audio, text = config, config.n_audio_state, config.n_text_state
+    audio, text = config.n_audio_state, config.n_text_state
     shapes = {
-        "encoder.conv1.weight": (audio, c.n_mels, 3),
-        "encoder.conv1.bias": (audio,),
-        "encoder.conv2.weight": (audio, audio, 3),
-        "encoder.conv2.bias": (audio,),
-        "encoder.positional_embedding": (c.n_audio_ctx, audio),
-        "decoder.token_embedding.weight": (c.n_vocab, text),
-        "decoder.positional_embedding": (c.n_text_ctx, text),
+        "encoder.positional_embedding": (config.n_audio_ctx, audio),
+        "decoder.token_embedding.weight": (config.n_vocab, text),
+        "decoder.positional_embedding": (config.n_text_ctx, text),
     }
-    linears, norms = {}, {"encoder.ln_post": audio, "decoder.ln": text}
-    sides = (("encoder", audio, c.n_audio_layer, ("attn",)),
-             ("decoder", text, c.n_text_layer, ("attn", "cross_attn")))  # fmt: skip
+
+    def layer(name: str, *shape: int, bias: bool = True) -> None:
+        shapes[f"{name}.weight"] = shape
+        if bias:
+            shapes[f"{name}.bias"] = shape[:1]
+
+    layer("encoder.conv1", audio, config.n_mels, 3)
+    layer("encoder.conv2", audio, audio, 3)
+    layer("encoder.ln_post", audio)
+    layer("decoder.ln", text)
+    sides = (("encoder", audio, config.n_audio_layer, ("attn",)),
+             ("decoder", text, config.n_text_layer, ("attn", "cross_attn")))  # fmt: skip
     for side, size, layers, kinds in sides:
         for block in (f"{side}.blocks.{n}" for n in range(layers)):
             for kind in kinds:
                 read = size if kind == "attn" else audio  # what keys and values are made of
-                rows = {"query": size, "key": read, "value": read, "out": size}
-                linears |= {f"{block}.{kind}.{name}": (size, n) for name, n in rows.items()}
-                norms[f"{block}.{kind}_ln"] = size
-            linears |= {f"{block}.mlp.0": (4 * size, size), f"{block}.mlp.2": (size, 4 * size)}
-            norms[f"{block}.mlp_ln"] = size
-    for name, shape in linears.items():
-        shapes |= {f"{name}.weight": shape}
-        if not name.endswith(".key"):
-            shapes |= {f"{name}.bias": shape[:1]}
-    for name, size in norms.items():
-        shapes |= {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+                for name, width in {"query": size, "key": read, "value": read, "out": size}.items():
+                    layer(f"{block}.{kind}.{name}", size, width, bias=name != "key")
+                layer(f"{block}.{kind}_ln", size)
+            layer(f"{block}.mlp.0", 4 * size, size)
+            layer(f"{block}.mlp.2", size, 4 * size)
+            layer(f"{block}.mlp_ln", size)
     return shapes
-
-
-def split_heads(x: Tensor, heads: int) -> Tensor:
-    """(B, T, C) -> (B * H, T, D)."""
-    b, t, c = x.shape
-    return x.reshape(b, t, heads, c // heads).permute(0, 2, 1, 3).reshape(b * heads, t, c // heads)
-
-
-def join_heads(x: Tensor, heads: int) -> Tensor:
-    """(B * H, T, D) -> (B, T, C)."""
-    rows, t, d = x.shape
-    x = x.reshape(rows // heads, heads, t, d).permute(0, 2, 1, 3)
-    return x.reshape(rows // heads, t, heads * d)
 
 
 def feed_forward(p: Params, x: Tensor) -> Tensor:
@@ -158,14 +154,6 @@ def attend_text(p: Params, config: Config, x: Tensor, place: Place, cache: Cache
     return linear(p.out, join_heads(out, heads))
 
 
-def ask_audio(p: Params, config: Config, x: Tensor, windows: int) -> Tensor:
-    """What the tokens ask of their window's audio, (B * H, R / B * T, D): all its rows together."""
-    rows, t, c = x.shape
-    return split_heads(
-        linear(p.query, x).reshape(windows, rows // windows * t, c), config.n_text_head
-    )
-
-
 def extend(
     p: Params,
     config: Config,
@@ -179,12 +167,14 @@ def extend(
 
     The rows of a window are neighbours. `asked`, if given, gets each layer's queries of the audio.
     """
-    t, heads = ids.shape[1], config.n_text_head
+    (rows, t), heads = ids.shape, config.n_text_head
     here = slice(place.window * heads, (place.window + windows) * heads)
     x = embedding(p.token_embedding, ids) + positions(p.positional_embedding, place, t)
     for n, block in enumerate(p.blocks):
         x = x + attend_text(block.attn, config, layer_norm(block.attn_ln, x), place, cache, n)
-        q = ask_audio(block.cross_attn, config, layer_norm(block.cross_attn_ln, x), windows)
+        q = linear(block.cross_attn.query, layer_norm(block.cross_attn_ln, x))
+        # All rows of a window ask at once: (B, R / B * T, C) -> (B * H, R / B * T, D).
+        q = split_heads(q.reshape(windows, rows // windows * t, -1), heads)
         if asked is not None:
             asked.append(q)
         heard = join_heads(attention(q, cache.xk[n][here], cache.xv[n][here]), heads)

@@ -9,6 +9,7 @@ log of its probability.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 
@@ -46,7 +47,8 @@ class Sampling:
         return int(np.searchsorted(chances, self._random.random() * chances[-1], side="right"))
 
     def finished(self) -> list[tuple[list[int], float]]:
-        return [(_until(row, self._eot), total) for row, total in zip(self.rows, self.sums)]
+        texts = ([*takewhile(self._eot.__ne__, row)] for row in self.rows)
+        return list(zip(texts, self.sums))
 
 
 class Beam:
@@ -87,10 +89,9 @@ class Beam:
 
     def finished(self) -> list[tuple[list[int], float]]:
         """Where too few texts have ended, the likeliest others are candidates too."""
-        order = sorted(range(self._size), key=lambda n: -self.sums[n])
-        others = [((*self.rows[n], self._eot), self.sums[n]) for n in order]
-        chosen = [*self._found.items(), *others[: max(0, self._size - len(self._found))]]
-        return [(_until(tokens, self._eot), total) for tokens, total in chosen]
+        found = [(list(tokens[:-1]), total) for tokens, total in self._found.items()]
+        others = sorted(zip(self.rows, self.sums), key=lambda other: -other[1])
+        return found + others[: max(0, self._size - len(found))]
 
 
 def _likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
@@ -98,11 +99,6 @@ def _likeliest(logits: np.ndarray, count: int) -> list[tuple[int, float]]:
     ids = np.argpartition(logits, -count)[-count:]
     ids = ids[np.argsort(-logits[ids], kind="stable")]
     return list(zip(ids.tolist(), (logits[ids] - log_sum(logits)).tolist()))
-
-
-def _until(tokens: Sequence[int], end: int) -> list[int]:
-    tokens = list(tokens)
-    return tokens[: tokens.index(end)] if end in tokens else tokens
 
 
 def log_sum(values: np.ndarray) -> float:

@@ -6,24 +6,30 @@ Source: openai/whisper, `timing.py` and `transcribe.py`, whose numbers are kept.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from typing import Any
 
 import numpy as np
 
+from weights import WeightError
+from zoo.whisper import model
+from zoo.whisper.audio import WINDOW_S
+from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment, Word
 
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
-
-WINDOW_S = 30
 TOKENS_PER_SECOND = 50  # positions of the encoder's output
 _MEDIAN = 7  # width of the filter along time, in such positions
 _LONGEST_MEDIAN = 0.7  # however slowly one speaks
 _SENTENCE_ENDS = ".。!！?？"
 _PUNCTUATION = "\"'“¿([{-\"'.。,，!！?？:：”)]}、"
 
+_SIZES = {(4, 6): "tiny", (6, 8): "base", (12, 12): "small", (24, 16): "medium", (32, 20): "large",
+          (4, 20): "large-v3-turbo"}  # fmt: skip
+
+Heads = tuple[tuple[int, int], ...]  # (layer, head) of those that follow the audio
 Attend = Callable[[Sequence[int]], tuple[np.ndarray, np.ndarray]]
 
 
@@ -100,29 +106,27 @@ def warp(cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return text, time
 
 
-def merge_punctuation(alignment: Sequence[WordTiming], prepend: str, append: str) -> None:
-    """Join punctuation marks with the word after or before; what was joined is left empty."""
-    following = len(alignment) - 1
-    for i in range(len(alignment) - 2, -1, -1):
-        word = alignment[i]
-        if word.word.startswith(" ") and word.word.strip() in prepend:
-            _join(alignment[following], word, alignment[following])
-        else:
-            following = i
-    previous = 0
-    for i in range(1, len(alignment)):
-        word = alignment[i]
-        if not alignment[previous].word.endswith(" ") and word.word in append:
-            _join(alignment[previous], alignment[previous], word)
-        else:
-            previous = i
+def merge_punctuation(
+    alignment: Sequence[WordTiming], prepend: str, append: str
+) -> list[WordTiming]:
+    """The words, of which punctuation marks before or after them have become part."""
 
+    def joined(first: WordTiming, second: WordTiming, times: WordTiming) -> WordTiming:
+        return replace(times, word=first.word + second.word, tokens=first.tokens + second.tokens)
 
-def _join(into: WordTiming, first: WordTiming, second: WordTiming) -> None:
-    text, tokens = first.word + second.word, first.tokens + second.tokens
-    for part in (first, second):
-        part.word, part.tokens = "", []
-    into.word, into.tokens = text, tokens
+    backwards: list[WordTiming] = []
+    for word in reversed(alignment):
+        if backwards and word.word.startswith(" ") and word.word.strip() in prepend:
+            after = backwards.pop()
+            word = joined(word, after, after)
+        backwards.append(word)
+    words: list[WordTiming] = []
+    for word in reversed(backwards):
+        if words and not words[-1].word.endswith(" ") and word.word in append:
+            before = words.pop()
+            word = joined(before, word, before)
+        words.append(word)
+    return words
 
 
 def add_words(
@@ -144,17 +148,14 @@ def add_words(
     alignment = align(*attend(text), text, tokenizer, language) if text else []
     durations = [t.duration for t in alignment if t.duration]
     typical = min(_LONGEST_MEDIAN, float(np.median(durations))) if durations else 0.0
-    if durations:
-        _shorten_at_sentences(alignment, 2 * typical)
-    merge_punctuation(alignment, prepend, append)
-    rest = iter(alignment)
+    _shorten_at_sentences(alignment, 2 * typical)
+    rest = iter(merge_punctuation(alignment, prepend, append))
     for segment, tokens in zip(segments, texts):
         offset, seen, segment.words = segments[0].seek / 100, 0, []
         while seen < len(tokens) and (timing := next(rest, None)):
             seen += len(timing.tokens)
-            if timing.word:
-                times = (round(offset + t, 2) for t in (timing.start, timing.end))
-                segment.words.append(Word(timing.word, *times, timing.probability))
+            times = (round(offset + t, 2) for t in (timing.start, timing.end))
+            segment.words.append(Word(timing.word, *times, timing.probability))
         if segment.words:
             _shorten_after_pause(segment.words, last_speech, typical)
             _fit(segment, segment.words, typical)
@@ -249,3 +250,36 @@ def first_made_up(
                 return number
         last_speech = segment.end
     return None
+
+
+def measured() -> dict[str, Heads]:
+    """What OpenAI measured for its models, by name. Source: openai/whisper, `__init__.py`."""
+    text = (resources.files("zoo.whisper") / "data" / "heads.json").read_text("utf-8")
+    return {name: tuple(map(tuple, pairs)) for name, pairs in json.loads(text).items()}
+
+
+def heads_of(config: model.Config, metadata: Mapping[str, Any], name: str = "") -> Heads:
+    """The alignment heads that the metadata name, or else those of OpenAI's model of that size.
+
+    `name` (of the file) tells large-v1 from large-v2. A model of another size has all heads of the
+    last half of its layers, as in the reference. WeightError for metadata whose heads are none of
+    this model.
+    """
+    layers, heads = config.n_text_layer, config.n_text_head
+    every = list(itertools.product(range(layers), range(heads)))
+    if named := metadata.get("alignment_heads"):
+        known = {repr([*pair]): pair for pair in every}  # True is no 1 here
+        if isinstance(named, list) and len(named) <= len(every):
+            pairs = tuple(known.get(repr(pair)) for pair in named)
+            if None not in pairs:
+                return pairs
+        expected = f"pairs of a layer below {layers} and a head below {heads}"
+        raise WeightError(
+            "alignment_heads are not heads of this model", expected=expected, got=named
+        )
+    size = _SIZES.get((layers, heads))
+    if size == "large":
+        size += "-v3" if config.n_vocab > 51865 else "-v1" if "v1" in name else "-v2"
+    if config.n_vocab == 51864:
+        size = f"{size}.en"
+    return measured().get(size, tuple(every[layers // 2 * heads :]))

@@ -5,11 +5,9 @@ Sources: Radford et al. 2022, section 2.3; openai/whisper, `tokenizer.py`.
 
 from __future__ import annotations
 
-import lzma
 import string
 from collections.abc import Sequence
 from functools import cached_property
-from importlib import resources
 from itertools import islice
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from weights import Checkpoint, WeightError, hf_vocabulary
 from weights.config import FILES, tokenizer_files
 from weights.jsonfile import read_object
 from weights.pretokenizers import GPT2
-from zoo.bpe import BytePairEncoder, byte_alphabet, to_bytes
+from zoo.bpe import BytePairEncoder, byte_alphabet, packaged_lines, to_bytes, to_letters
 from zoo.whisper.languages import LANGUAGES, UNSPACED
 
 MULTILINGUAL_FROM = 51865  # tokens; English-only models have one less
@@ -146,9 +144,7 @@ def tokenizer_of(checkpoint: Checkpoint, n_vocab: int) -> Tokenizer:
 
 def packaged(multilingual: bool) -> list[str]:
     """One of OpenAI's two vocabularies, for files that hold none."""
-    name = "multilingual" if multilingual else "gpt2"
-    file = resources.files("zoo.whisper") / "data" / f"{name}.txt.xz"
-    return lzma.decompress(file.read_bytes()).decode().split("\n")
+    return packaged_lines("zoo.whisper", "multilingual" if multilingual else "gpt2")
 
 
 def _own_tokens(checkpoint: Checkpoint) -> list[str] | None:
@@ -157,7 +153,9 @@ def _own_tokens(checkpoint: Checkpoint) -> list[str] | None:
     if listed is not None:
         if not isinstance(listed, list) or not all(isinstance(token, str) for token in listed):
             raise WeightError("the vocabulary isn't a list of texts", file=checkpoint.path)
-        return _to_alphabet(listed) if " " in listed else listed  # ggml's are bytes
+        if " " not in listed:
+            return listed
+        return [to_letters(token.encode("utf-8", "surrogateescape")) for token in listed]  # ggml's
     files = tokenizer_files(checkpoint)
     if "tokenizer.json" in files:
         tokens = hf_vocabulary.read(files, checkpoint.path).tokens
@@ -170,10 +168,3 @@ def _own_tokens(checkpoint: Checkpoint) -> list[str] | None:
             raise WeightError("not a vocabulary: its ids aren't 0, 1, 2, …", file=file)
         return sorted(ids, key=ids.__getitem__)
     return None
-
-
-def _to_alphabet(tokens: list[str]) -> list[str]:
-    """Tokens of a ggml file, which are bytes, in GPT-2's printable alphabet."""
-    printable = {byte: point for point, byte in byte_alphabet().items()}
-    raw = (token.encode("utf-8", "surrogateescape") for token in tokens)
-    return [token.decode("latin-1").translate(printable) for token in raw]

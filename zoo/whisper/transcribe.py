@@ -9,20 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zoo.whisper import audio, timing, vad
+from zoo.whisper import timing, vad
+from zoo.whisper.audio import FRAMES_PER_SECOND, N_FRAMES, WINDOW_S, Recording
 from zoo.whisper.context import Context, Network
 from zoo.whisper.decode import Decoder, DecodingResult, decode
 from zoo.whisper.options import Clip, DecodingOptions, TranscribeOptions
+from zoo.whisper.tokenizer import Tokenizer
 from zoo.whisper.transcript import Segment
 
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
-
-N_FRAMES, FRAMES_PER_SECOND = audio.N_FRAMES, audio.FRAMES_PER_SECOND
 LONGEST = 4 * N_FRAMES  # of what is worked through side by side: text comes in order, so not late
 REPEATED = 8  # tokens, some six words: more than a turn of phrase
 FACTS = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")  # of a window
@@ -37,9 +34,8 @@ class Strand:
     timeline: vad.Timeline  # from its time to the recording's
     seek: int
     end: int
-    said: list[int]  # tokens of its text so far, after the initial prompt
+    said: list[int]  # tokens of its text so far that may be a prompt
     nothing: int = 0  # fewer frames at its end hold no speech
-    forgotten: int = 0  # how many of them are no prompt any more
     last_speech: float = 0.0  # seconds
     found: list[Segment] = field(default_factory=list)  # not handed out yet
 
@@ -64,7 +60,7 @@ class Run:
 
     network: Network
     tokenizer: Tokenizer
-    recording: audio.Recording
+    recording: Recording
     options: TranscribeOptions
     on_segment: Callable[[Segment], None] | None = None
     progress: Callable[[float, float], None] | None = None
@@ -75,47 +71,46 @@ class Run:
         self.segments: list[Segment] = []
         prompt = self.options.initial_prompt
         self.prompt = self.tokenizer.encode(" " + prompt.strip()) if prompt else []
+        self.as_if_said = [] if self.options.carry_initial_prompt else self.prompt
         # Seconds of audio in a position of the encoder's output, which timestamps count in.
         self.position_s = N_FRAMES / self.network.config.n_audio_ctx / FRAMES_PER_SECOND
+        self.opened: list[Strand] = []  # begun, and not all of it handed out
         self.asked = self.clips = self.options.clips(self.recording.frames)
-        if self.options.vad or self.options.batch_size > 1:
+        batch = self.options.batch_size
+        if self.options.vad or batch > 1:
             self.clips = _common(self.asked, vad.speech(self.recording.loudness))
+        self.together = [self.clips]  # what is said in each is one text
+        if batch > 1:
+            share = -(-sum(end - start for start, end in self.clips) // batch)
+            length = min(max(share, N_FRAMES), LONGEST)
+            self.together = vad.windows(self.clips, self.recording.loudness, length)
 
     def strands(self) -> Iterator[Strand]:
         """What is worked through: clips as they are, all that is spoken, or windows of that."""
-        recording, clips = self.recording, self.clips
         if not self.options.vad and self.options.batch_size == 1:
-            mel = recording.mel[:, : recording.frames]
-            timeline = vad.Timeline([(0, recording.frames)])
-            strand = Strand(mel, timeline, 0, 0, list(self.prompt))
-            for seek, end in clips:  # each after the one before, whose text it goes on with
+            frames = self.recording.frames
+            timeline = vad.Timeline([(0, frames)])
+            strand = Strand(self.recording.mel[:, :frames], timeline, 0, 0, [*self.as_if_said])
+            for seek, end in self.clips:  # each goes on with the text of the one before
                 strand = replace(strand, seek=seek, end=end, found=[])
                 yield strand
             return
-        together = [clips]
-        if self.options.batch_size > 1:
-            share = -(-sum(end - start for start, end in clips) // self.options.batch_size)
-            length = min(max(share, N_FRAMES), LONGEST)
-            together = vad.windows(clips, recording.loudness, length)
-        for some in together:
-            timeline = vad.Timeline(some)
-            mel = timeline.condense(recording.mel)
-            yield Strand(mel, timeline, 0, mel.shape[1], list(self.prompt), vad.ROOM)
+        for clips in self.together:
+            timeline = vad.Timeline(clips)
+            mel = timeline.condense(self.recording.mel)
+            yield Strand(mel, timeline, 0, mel.shape[1], [*self.as_if_said], vad.ROOM)
 
     def work(self) -> None:
         """Work through all strands, several side by side; what they say is handed out in order."""
         strands, alone = self.strands(), self.network.context(1)
-        first = list(itertools.islice(strands, 2))
-        strands = itertools.chain(first, strands)
-        if len(first) > 1 and self.options.batch_size > 1:
+        if len(self.together) > 1:
             self._work_side_by_side(strands, alone)
-            return
-        for strand in strands:
-            while not self._is_over(strand):
+        else:
+            for strand in self._turns(strands):
                 alone.listen(self._features(strand))
                 self._take(alone, strand, self._decoded(alone, strand))
-                self._hand_out(strand)
-            self._hand_out(strand)
+                self._hand_out()
+        self._hand_out()
 
     def _work_side_by_side(self, strands: Iterator[Strand], alone: Context) -> None:
         """Keep a context's windows busy; what isn't good at once is decoded again, alone."""
@@ -123,21 +118,16 @@ class Run:
         context = self.network.context(count)
         options = self._options(self.options.temperatures[0], self.prompt)
         decoder = Decoder(context, self.tokenizer, options, self.random)
-        opened: list[Strand] = []  # some of it isn't handed out yet
-        resting: list[Strand] = []
+        turns = [self._turns(strands) for _ in range(count)]
         busy: dict[int, tuple[Strand, np.ndarray]] = {}
         while True:
-            while len(busy) < count:
-                strand = resting.pop() if resting else next(strands, None)
-                if strand is None:
-                    break
-                if strand not in opened:
-                    opened.append(strand)
-                if not self._is_over(strand):
-                    window = min(set(range(count)) - busy.keys())
+            for window in set(range(count)) - busy.keys():
+                if strand := next(turns[window], None):
                     busy[window] = strand, self._features(strand)
                     context.listen(busy[window][1], window)
                     decoder.begin(window)
+            if not busy:
+                return
             for window, result in decoder.step().items():
                 strand, features = busy.pop(window)
                 is_good = self._is_good(result)
@@ -146,25 +136,25 @@ class Run:
                 if not is_good:
                     result = self._decoded(alone, strand, result)
                 self._take(alone, strand, result)
-                resting.append(strand)
-            while opened:
-                self._hand_out(opened[0])
-                if not opened[0].done:
-                    break
-                opened.pop(0)
-            if not busy and not resting:
-                return
+            self._hand_out()
+
+    def _turns(self, strands: Iterator[Strand]) -> Iterator[Strand]:
+        """One strand after another, each until it is done; windows that are mute are passed over.
+
+        What it gives has to be moved on before the next is asked for.
+        """
+        for strand in strands:
+            self.opened.append(strand)
+            while not strand.done:
+                if self._is_mute(strand):
+                    strand.seek += strand.size
+                else:
+                    yield strand
 
     def _features(self, strand: Strand) -> np.ndarray:
         """What the encoder hears in a strand's window."""
         mel = strand.mel[:, strand.seek : strand.seek + strand.size]
         return self.network.encode(mel, quick=self.options.batch_size > 1)
-
-    def _is_over(self, strand: Strand) -> bool:
-        """Whether nothing is said in a strand any more; goes past windows that are mute."""
-        while not strand.done and self._is_mute(strand):
-            strand.seek += strand.size
-        return strand.done
 
     def _is_mute(self, strand: Strand) -> bool:
         """Whether nothing is said in the window for certain: the model hears things (" you", with a
@@ -194,7 +184,7 @@ class Run:
         strand.found += segments
         strand.said += [token for segment in segments for token in segment.tokens]
         if not self.options.condition_on_previous_text or result.temperature > HOT:
-            strand.forgotten = len(strand.said)
+            strand.said.clear()
 
     def _options(self, temperature: float, prompt: list[int]) -> DecodingOptions:
         return self.options.at(temperature, language=self.language, prompt=prompt)
@@ -230,25 +220,20 @@ class Run:
     def _prompt(self, strand: Strand) -> list[int]:
         """What was said before, as far as it may be a prompt."""
         if not self.options.carry_initial_prompt:
-            return strand.said[strand.forgotten :]
+            return list(strand.said)
         room = self.network.config.n_text_ctx // 2 - 1 - len(self.prompt)
-        said = strand.said[max(len(self.prompt), strand.forgotten) :]
-        return self.prompt + (said[-room:] if room > 0 else [])
+        return self.prompt + (strand.said[-room:] if room > 0 else [])
 
     def _is_good(self, result: DecodingResult) -> bool:
-        o = self.options
-        poor = o.logprob_threshold is not None and result.avg_logprob < o.logprob_threshold
-        if poor and o.no_speech_threshold is not None:
-            if result.no_speech_prob > o.no_speech_threshold:
-                return True  # silence
-        repetitive = o.compression_ratio_threshold
-        return not poor and (repetitive is None or result.compression_ratio <= repetitive)
+        least, most = self.options.logprob_threshold, self.options.compression_ratio_threshold
+        likely = least is None or result.avg_logprob >= least
+        fresh = most is None or result.compression_ratio <= most
+        return (likely and fresh) or self._is_silent(result)
 
     def _is_silent(self, result: DecodingResult) -> bool:
-        o = self.options
-        if o.no_speech_threshold is None or result.no_speech_prob <= o.no_speech_threshold:
-            return False
-        return o.logprob_threshold is None or result.avg_logprob <= o.logprob_threshold
+        most, least = self.options.no_speech_threshold, self.options.logprob_threshold
+        unlikely = least is None or result.avg_logprob <= least
+        return most is not None and result.no_speech_prob > most and unlikely
 
     def _add_words(self, context: Context, segments: list[Segment], strand: Strand) -> None:
         begin = [*self.tokenizer.sequence(self.language, self.options.task, timestamps=False)]
@@ -274,7 +259,7 @@ class Run:
         end = timing.end_of(segments)
         if not ends_whole(tokens, self.tokenizer.timestamp_begin) and end and end > begin:
             after = round(end * FRAMES_PER_SECOND)
-            if threshold is not None and begin + timing.WINDOW_S - end <= threshold:
+            if threshold is not None and begin + WINDOW_S - end <= threshold:
                 after = seek + size
         if threshold is not None:
             first = timing.next_with_words(segments)
@@ -293,20 +278,29 @@ class Run:
         strand.last_speech = strand.last_speech if end is None else end
         return max(after, seek + 1)
 
-    def _hand_out(self, strand: Strand) -> None:
-        """Give out what a strand has found, in the recording's own time."""
-        for segment in strand.found:
-            number, duration = len(self.segments), self.recording.duration
-            self.segments.append(strand.timeline.segment(segment, number, duration))
-            if self.on_segment:
-                self.on_segment(self.segments[-1])
-        strand.found = []
-        if self.progress:
-            done = strand.timeline.original(min(strand.seek, strand.end) / FRAMES_PER_SECOND, True)
-            frames = done * FRAMES_PER_SECOND
-            done = sum(max(0, min(end, frames) - start) for start, end in self.asked)
-            total = sum(end - start for start, end in self.asked)
-            self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
+    def _hand_out(self) -> None:
+        """Give out what strands have found, in order, in the recording's own time."""
+        while self.opened:
+            strand = self.opened[0]
+            for segment in strand.found:
+                number, duration = len(self.segments), self.recording.duration
+                self.segments.append(strand.timeline.segment(segment, number, duration))
+                if self.on_segment:
+                    self.on_segment(self.segments[-1])
+            strand.found = []
+            if self.progress:
+                self._tell(strand)
+            if not strand.done:
+                return
+            self.opened.pop(0)
+
+    def _tell(self, strand: Strand) -> None:
+        """Say how far it is, of what was asked for."""
+        seconds = min(strand.seek, strand.end) / FRAMES_PER_SECOND
+        reached = strand.timeline.original(seconds, True) * FRAMES_PER_SECOND
+        done = sum(max(0, min(end, reached) - start) for start, end in self.asked)
+        total = sum(end - start for start, end in self.asked)
+        self.progress(done / FRAMES_PER_SECOND, total / FRAMES_PER_SECOND)
 
 
 def cut(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ def speech(
     sound is threshold_db above it (or a third of the way to the loudest syllable, in noisy
     recordings) and lasts until it has been below half of that for min_silence_duration_ms.
     What is loud for less than min_speech_duration_ms is a click. The rest gets speech_pad_ms on
-    either side. Names as faster-whisper's VadOptions; the durations are chosen so that speech is
-    never cut for a short pause or a faint consonant.
+    either side, but no more than half of what is between two. Names as faster-whisper's VadOptions;
+    the durations are chosen so that speech is never cut for a short pause or a faint consonant.
     """
     sounding = loudness[loudness > DIGITAL_SILENCE]
     if not len(sounding):
@@ -47,18 +48,23 @@ def speech(
     if above < STEADY:
         return []
     margin = min(threshold_db, above / 3)
-    runs = _runs(level > floor + margin / 2)
-    loud = np.concatenate([[0], np.cumsum(level > floor + margin)])
+    rising = np.pad(level > floor + margin / 2, 1).astype(np.int8)
+    loud = level > floor + margin
     clips: list[Clip] = []
-    for start, end in runs:
-        if loud[end] == loud[start]:  # never rose to the upper threshold
+    for start, end in np.flatnonzero(np.diff(rising)).reshape(-1, 2).tolist():
+        if not loud[start:end].any():
             continue
         if clips and (start - clips[-1][1]) * FRAME_MS < min_silence_duration_ms:
             clips[-1] = (clips[-1][0], end)
         else:
             clips.append((start, end))
-    spoken = [c for c in clips if (loud[c[1]] - loud[c[0]]) * FRAME_MS >= min_speech_duration_ms]
-    return _padded(spoken, speech_pad_ms // FRAME_MS, len(loudness))
+    spoken = [(a, b) for a, b in clips if loud[a:b].sum() * FRAME_MS >= min_speech_duration_ms]
+    pad, between = speech_pad_ms // FRAME_MS, pairwise(spoken)
+    middles = [0, *((before[1] + after[0] + 1) // 2 for before, after in between), len(loudness)]
+    return [
+        (max(start - pad, low), min(end + pad, high))
+        for (start, end), (low, high) in zip(spoken, pairwise(middles))
+    ]
 
 
 def is_steady(loudness: np.ndarray) -> bool:
@@ -77,13 +83,18 @@ def windows(clips: Sequence[Clip], loudness: np.ndarray, limit: int = 3000) -> l
     quiet = _smooth(loudness, SYLLABLE)
     packed: list[list[Clip]] = []
     room = 0
-    for clip in clips:
-        for start, end in _cut(clip, limit, quiet):
-            if end - start > room:
+    for start, end in clips:
+        while start < end:
+            at = end
+            if end - start > limit:
+                late = start + max(1, limit * 2 // 3)
+                at = late + int(np.argmin(quiet[late : start + limit + 1]))
+            if at - start > room:
                 packed.append([])
                 room = limit
-            packed[-1].append((start, end))
-            room -= end - start
+            packed[-1].append((start, at))
+            room -= at - start
+            start = at
     return packed
 
 
@@ -92,8 +103,8 @@ class Timeline:
 
     def __init__(self, clips: Sequence[Clip]) -> None:
         self.clips = list(clips)
-        lengths = [end - start for start, end in self.clips]
-        self._begins = np.cumsum([0, *lengths])  # of each clip, in condensed frames
+        # Of each clip, in condensed frames.
+        self._begins = np.cumsum([0, *(end - start for start, end in self.clips)])
 
     def condense(self, mel: np.ndarray) -> np.ndarray:
         """The clips' frames of mel (n_mels, frames): (n_mels, frames of all clips)."""
@@ -139,35 +150,8 @@ class Timeline:
         return replace(placed(segment), id=number, seek=seek, words=words)
 
 
-def _cut(clip: Clip, limit: int, quiet: np.ndarray) -> list[Clip]:
-    start, end = clip
-    parts = []
-    while end - start > limit:
-        late = start + max(1, limit * 2 // 3)
-        at = late + int(np.argmin(quiet[late : start + limit + 1]))
-        parts.append((start, at))
-        start = at
-    return [*parts, (start, end)]
-
-
-def _padded(clips: Sequence[Clip], pad: int, frames: int) -> list[Clip]:
-    """Clips longer by `pad` on either side, or up to half-way to the next one."""
-    out = []
-    for i, (start, end) in enumerate(clips):
-        before = clips[i - 1][1] if i else -start
-        after = clips[i + 1][0] if i + 1 < len(clips) else 2 * frames - end
-        low = max(start - pad, (before + start + 1) // 2)
-        out.append((low, min(end + pad, (end + after + 1) // 2)))
-    return out
-
-
 def _smooth(loudness: np.ndarray, width: int) -> np.ndarray:
     """dB of the power averaged over `width` frames around each."""
     power = 10 ** (np.asarray(loudness, np.float64) / 10)
     total = np.cumsum(np.pad(power, (width // 2 + 1, width // 2), "edge"))
     return 10 * np.log10(np.maximum((total[width:] - total[:-width]) / width, 1e-12))
-
-
-def _runs(mask: np.ndarray) -> list[Clip]:
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
-    return [(int(a), int(b)) for a, b in edges.reshape(-1, 2)]

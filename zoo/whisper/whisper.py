@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+import weights
+from weights import Params, WeightError, names
+from weights.names import whisper as whisper_names
+from zoo import cli
 from zoo.errors import UsageError
+from zoo.opening import open_model
 from zoo.options import names_of, refuse_unknown
 from zoo.whisper import decode as decoding
-from zoo.whisper.audio import record
+from zoo.whisper import model, timing
+from zoo.whisper.audio import N_FRAMES, record
 from zoo.whisper.context import Context, Network
 from zoo.whisper.languages import code_of
 from zoo.whisper.options import DecodingOptions, TranscribeOptions
-from zoo.whisper.transcribe import N_FRAMES, Run
+from zoo.whisper.tokenizer import Tokenizer, tokenizer_of
+from zoo.whisper.transcribe import Run
 from zoo.whisper.transcript import Segment, Transcript
-
-if TYPE_CHECKING:
-    from zoo.whisper.tokenizer import Tokenizer
 
 _SCORED = 32  # positions a call when the logits of all are wanted
 
@@ -125,3 +130,34 @@ class Whisper:
         if mel.ndim not in (2, 3) or mel.shape[-2] != bands or mel.shape[-1] > N_FRAMES:
             raise UsageError(f"mel is (…, {bands}, up to {N_FRAMES}), got {mel.shape}")
         return mel
+
+
+def load(
+    name_or_path: str | os.PathLike[str] = "base",
+    device: str | None = None,
+    dtype: str = "auto",
+    tune: bool = False,
+) -> Whisper:
+    """A model by registry or hub name, or by path: OpenAI's `.pt`, a Hugging Face or CTranslate2
+    folder, a whisper.cpp file, or what `weights convert` makes of one.
+
+    `tune` looks for faster kernels on this device, for a minute or two: they are kept, and later
+    loads use them without it. WeightError for a file that can't be used, DeviceError without the
+    device, UsageError for an empty name.
+    """
+    checkpoint = open_model(name_or_path, device, dtype)
+    kind = names.recognise(checkpoint)
+    if kind is None or kind[0] != "whisper":
+        got = kind[0] if kind else checkpoint.architecture or "something else"
+        raise WeightError("not a Whisper model", file=checkpoint.path, got=got)
+    tensors = names.canonical(checkpoint)
+    config = model.Config(**whisper_names.dims(tensors))
+    weights.check(tensors, model.expected_shapes(config))
+    tokenizer = tokenizer_of(checkpoint, config.n_vocab)
+    heads = timing.heads_of(config, checkpoint.metadata, checkpoint.path.name)
+    network = Network(Params(tensors), config, heads, device, dtype)
+    whisper = Whisper(network, tokenizer, checkpoint.path.name)
+    if tune:
+        with cli.tuning(device):
+            whisper.rehearse()
+    return whisper

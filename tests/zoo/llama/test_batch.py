@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from engine import Tensor
 from tests.zoo.llama import reference, tiny
 from weights import Params
 from zoo.errors import UserError
 from zoo.llama.batch import Batch
+from zoo.llama.context import Context
 
 VOCAB, SIZE, SLOTS = 50, 96, 3
 TOLERANCE = 1e-4  # float32 sums on logits of size 10, as in test_loading
@@ -107,3 +111,23 @@ def test_what_does_not_fit_is_told(batch):
         batch.add([1])
     with pytest.raises(UserError, match="full"):
         batch.feed(0, 1)
+
+
+def test_windows_and_limits_of_scores(parts):
+    """As Mistral and Gemma have them; what Context gives for them equals transformers."""
+    weights, config, batch = parts
+    device = batch._device
+    windows = (6, None, *[None] * config.n_layers)[: config.n_layers]
+    config = replace(config, windows=windows, attention_cap=2.0, logit_cap=5.0)
+    params = Params({k: Tensor.from_numpy(w, device=device) for k, w in weights.items()})
+    together, alone = (make(params, config, *size, device) for make, *size in
+                       ((Batch, SLOTS, SIZE), (Context, SIZE)))  # fmt: skip
+    texts = {together.add(ids(count, count)): ids(count, count) for count in (3, 9, 20)}
+    seen = dict.fromkeys(texts, 0)
+    while min(seen.values()) < 4:
+        for slot, logits in together.step().items():
+            expected = alone.next_logits(texts[slot])
+            np.testing.assert_allclose(logits, expected, atol=TOLERANCE)
+            texts[slot].append(int(logits.argmax()))
+            together.feed(slot, texts[slot][-1])
+            seen[slot] += 1

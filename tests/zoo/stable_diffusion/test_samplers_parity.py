@@ -79,6 +79,22 @@ def theirs_n(name: str, steps: int) -> int:
     return {"PLMS": steps - 1, "Heun": steps // 2 + 1}.get(name, steps)
 
 
+def is_sigma(theirs) -> bool:
+    """Whether a scheduler's latents are x0 + sigma * noise; else they are of variance 1."""
+    return hasattr(theirs, "sigmas") and abs(float(theirs.init_noise_sigma) - 1) > 1e-3
+
+
+def paired(name: str, steps: int, ours: list, theirs: list) -> tuple[list, list]:
+    """The latents after each of our steps and each of their calls that should be equal."""
+    if name == "Heun":  # theirs shows latents half-way
+        theirs = [*theirs[1::2], theirs[-1]]
+        if steps % 2 == 0:  # the last but one is theirs only in part
+            ours, theirs = ours[:-2], theirs[:-2]
+    if name == "PLMS":
+        theirs = theirs[1:]
+    return ours, theirs
+
+
 def check(name, steps, options, monkeypatch, eta=None, **config):
     theirs = scheduler(name, **config)
     theirs.set_timesteps(theirs_n(name, steps))
@@ -88,14 +104,9 @@ def check(name, steps, options, monkeypatch, eta=None, **config):
     expected = their_steps(theirs, noise * first, monkeypatch, eta or 0.0)
     result, seen, calls = our_steps(schedule, noise * schedule.first, eta)
     assert calls == steps
-    is_sigma = hasattr(theirs, "sigmas") and abs(first - 1) > 1e-3
-    ours = [pair[0 if is_sigma else 1] for pair in seen]
-    if name == "Heun":  # theirs shows latents half-way
-        expected = [*expected[1::2], expected[-1]]
-        if steps % 2 == 0:  # the last but one is theirs only in part
-            ours, expected = ours[:-2], expected[:-2]
-    if name == "PLMS":
-        expected = expected[1:]
+    ours, expected = paired(
+        name, steps, [pair[0 if is_sigma(theirs) else 1] for pair in seen], expected
+    )
     assert len(ours) == len(expected)
     for got, want in zip(ours, expected):
         np.testing.assert_allclose(got, want, rtol=0, atol=TOLERANCE * np.abs(want).max())

@@ -79,7 +79,7 @@ def test_a_window_is_silent_if_that_is_likely_and_its_text_is_not(result, silent
 def test_what_was_drawn_at_a_high_temperature_is_no_prompt(monkeypatch) -> None:
     strand = module.Strand(np.zeros((80, 3000)), Timeline([(0, 3000)]), 0, 3000, [5, 6])
     assert run()._prompt(strand) == [5, 6]
-    strand.forgotten = 2
+    strand.said.clear()
     assert run()._prompt(strand) == []
 
 
@@ -89,7 +89,8 @@ def test_a_clip_goes_on_where_the_clip_before_it_ended() -> None:
     strands = whole.strands()
     first = next(strands)
     first.said += [5, 6]
-    first.forgotten, first.last_speech, first.seek = 2, 0.7, first.end
+    first.said.clear()
+    first.last_speech, first.seek = 0.7, first.end
     second = next(strands)
     assert (second.seek, second.end, second.last_speech) == (200, 300, 0.7)
     assert whole._prompt(second) == []  # nothing that was forgotten comes back

@@ -12,8 +12,7 @@ import pytest
 
 from weights import WeightError
 from zoo.whisper import timing
-from zoo.whisper.loading import heads_of, measured
-from zoo.whisper.timing import WordTiming
+from zoo.whisper.timing import WordTiming, heads_of, measured
 from zoo.whisper.tokenizer import Tokenizer, packaged
 from zoo.whisper.transcript import Segment, Word
 
@@ -130,10 +129,10 @@ def timed(*words: str) -> list[WordTiming]:
 
 def test_punctuation_joins_the_word_it_belongs_to() -> None:
     alignment = timed(" He", " said", " (", "very", " loud", ")", ",", " “", "No", "!", "”", " -")
-    timing.merge_punctuation(alignment, PREPEND, APPEND)
-    words = [t.word for t in alignment if t.word]
-    assert words == [" He", " said", " (very", " loud),", " “No!”", " -"]
-    assert [t.tokens for t in alignment if t.word] == [
+    found = timing.merge_punctuation(alignment, PREPEND, APPEND)
+    assert [t.word for t in found] == [" He", " said", " (very", " loud),", " “No!”", " -"]
+    assert [(t.start, t.end) for t in found] == [(n, n + 1) for n in (0, 1, 3, 4, 8, 11)]
+    assert [t.tokens for t in found] == [
         [0],
         [1],
         [2, 3],
@@ -142,8 +141,7 @@ def test_punctuation_joins_the_word_it_belongs_to() -> None:
         [11],
     ]
     alignment = timed(" a", ".", " (", "b")
-    timing.merge_punctuation(alignment, "", "")
-    assert [t.word for t in alignment] == [" a", ".", " (", "b"]
+    assert [t.word for t in timing.merge_punctuation(alignment, "", "")] == [" a", ".", " (", "b"]
 
 
 def segment(start: float, end: float, tokens: list[int], seek: int = 0, **more: Any) -> Segment:

@@ -14,7 +14,7 @@ import pytest
 import zoo.whisper
 from weights import FetchError, resolve
 from zoo.errors import UsageError, UserError
-from zoo.whisper import audio
+from zoo.whisper import audio, transcribe
 from zoo.whisper.decode import Decoder, decode
 from zoo.whisper.options import DecodingOptions
 
@@ -227,6 +227,20 @@ def test_clips_are_all_that_is_heard() -> None:
     assert got.text.strip(" .").endswith("what you can do for your country")
     assert "fellow" not in got.text
     assert all(7.6 <= s.start < s.end <= 11.0 for s in got.segments)
+
+
+def test_what_is_forgotten_in_one_clip_is_no_prompt_of_the_next(monkeypatch) -> None:
+    prompts: list = []
+
+    def noted(context, tokenizer, options, random):
+        prompts.append(list(options.prompt))
+        return decode(context, tokenizer, options, random)
+
+    monkeypatch.setattr(transcribe, "decode", noted)
+    for condition in (False, True):
+        options = {"clip_timestamps": "0,7.6,7.6,11", "condition_on_previous_text": condition}
+        assert model("tiny.en").transcribe(DATA / "jfk.flac", temperature=0.0, **options).text
+    assert [bool(prompt) for prompt in prompts] == [False, False, False, True]
 
 
 def test_a_prompt_changes_the_spelling() -> None:

@@ -10,8 +10,16 @@ import pytest
 
 from weights import WeightError
 from zoo.errors import UsageError
-from zoo.whisper.output import FORMATS, Layout, targets, timestamp, write
-from zoo.whisper.transcript import Segment, Transcript, Word
+from zoo.whisper.transcript import (
+    FORMATS,
+    Layout,
+    Segment,
+    Transcript,
+    Word,
+    targets,
+    timestamp,
+    write,
+)
 
 LAYOUTS = [
     Layout(),

@@ -15,7 +15,7 @@ from weights.mapped import open_mapped
 from weights.onnx_schema import FIELDS, TYPES
 from weights.protobuf import varints
 
-_MAX_AXES = 32
+_MAX_AXES, _MOST = 32, 1 << 58
 _BITS = dict(TYPES.values())
 
 
@@ -77,7 +77,8 @@ class OnnxTensor:
         if number not in TYPES:
             self._fail("its element type is unknown", got=number)
         self.type = TYPES[number][0]
-        if len(self.shape) > _MAX_AXES or any(n < 0 for n in self.shape):
+        most = math.prod(max(n, 1) for n in self.shape)  # NumPy can't hold more, though one is 0
+        if len(self.shape) > _MAX_AXES or min(self.shape, default=0) < 0 or most > _MOST:
             self._fail("its shape is no shape", got=self.shape)
         if self.type == "str" and len(fields.get("string_data", ())) != self.size:
             self._fail("it has another number of strings than its shape", expected=self.size)

@@ -26,6 +26,7 @@ Schema = Mapping[str, Mapping[int, Field]]
 _DEPTH = 64  # messages in messages: 20 graphs in graphs
 _MESSAGE, _TEXT, _VIEW, _NUMBER = 120, 60, 200, 16  # bytes of memory
 _SCALE = 2  # names that repeat are one object, so a file may hold more of them than a checkpoint
+_FIELDS = 1_000_000  # read in half a second; a graph of 10,000 nodes has 200,000
 _SLICE = 1 << 16  # bytes of packed numbers decoded at a time
 
 
@@ -41,6 +42,7 @@ class Reader:
         self.view = memoryview(data)
         self.budget = Budget(path, _SCALE * len(data))
         self.texts: dict[bytes, str] = {}
+        self.fields = 0
 
     def fail(self, problem: str, **facts: object) -> NoReturn:
         raise WeightError(problem, file=self.path, **facts)
@@ -74,6 +76,9 @@ class Reader:
         """(number, wire type, where the value lies) of each field; varints lie in `at` itself."""
         data, at = self.data, start
         while at < end:
+            self.fields += 1
+            if self.fields > _FIELDS:
+                self.fail("it has more fields than a model has", expected=f"at most {_FIELDS}")
             tag = data[at]
             at += 1
             if tag > 127:

@@ -99,10 +99,14 @@ def test_a_value_made_twice_is_refused(opened) -> None:
     assert "there already" in refused(opened, b.model(b.graph(nodes, [b.value("x")])))
 
 
-@pytest.mark.parametrize("shape", [(2**62, 2**62), (1 << 40,), (-1,), (1,) * 40])
+@pytest.mark.parametrize("shape", [(2**62, 2**62), (1 << 40,), (-1,), (1,) * 40, (0, 2**62)])
 def test_shapes_that_the_data_doesnt_fill_are_refused(opened, shape: tuple) -> None:
     raw = b.fields(1, shape) + b.field(2, 1) + b.field(8, "w") + b.field(9, bytes(8))
     assert "'w'" in refused(opened, b.model(b.graph([]) + b.field(5, raw)))
+
+
+def test_endless_fields_are_refused(opened) -> None:
+    assert "more fields than" in refused(opened, b"\x78\x00" * 1_100_000)
 
 
 def test_graphs_nested_too_deep_are_refused(opened) -> None:

@@ -20,6 +20,9 @@ from zoo.onnx.registry import find
 _FOLDED = 1 << 26  # elements: a constant that is larger is made when it is needed
 _SHOWN = 20  # problems that one error names
 _LARGE = frozenset({"ConstantOfShape", "Expand", "Tile", "Range"})  # make much out of little
+_GROWING = frozenset(
+    {"CenterCropPad", "OneHot", "Pad", "Resize", "Upsample"}
+)  # as much as they like
 
 
 class Binder:
@@ -83,6 +86,9 @@ class Binder:
         if self.problems or operator.random or operator.heavy or node.bodies:
             return False
         if any(name not in constants for name in node.reads):
+            return False
+        sizes = sum(np.size(constants[name]) for name in node.reads)
+        if operator.name in _GROWING or sizes > _FOLDED:
             return False
         if operator.name in _LARGE and _elements(node, constants) > _FOLDED:
             return False

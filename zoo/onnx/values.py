@@ -20,6 +20,7 @@ Known = np.ndarray  # in an operator's signature: an input whose numbers it must
 Value = np.ndarray | Tensor  # all of these are arrays, or all are tensors
 Weight = np.ndarray | Tensor  # each as it comes: an array if it is a constant
 
+_LARGE = 1 << 16  # elements of a tensor
 SOFT = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -145,9 +146,19 @@ def flip(x: Value, axis: int) -> Value:
 
 def concat(parts: Sequence[Value], axis: int) -> Value:
     """One after the other along an axis."""
-    if isinstance(parts[0], Tensor):
+    if not isinstance(parts[0], Tensor):
+        return np.concatenate(parts, axis)
+    if len(parts) < 3 or sum(x.numel for x in parts) < _LARGE:
         return Tensor.cat(*parts, axis=axis)
-    return np.concatenate(parts, axis)
+    # Many large parts: each is written where it belongs, rather than looked for by each element.
+    total, start = [*parts[0].shape], 0
+    total[axis] = sum(x.shape[axis] for x in parts)
+    out = Tensor.full(total, 0, parts[0].dtype, parts[0].device).contiguous()
+    for x in parts:
+        end = start + x.shape[axis]
+        out[(*[slice(None)] * axis, slice(start, end))] = x
+        start = end
+    return out
 
 
 def stack(parts: Sequence[Value], axis: int = 0) -> Value:

@@ -166,6 +166,13 @@ def test_a_constant_too_large_for_memory_is_told(loaded) -> None:
         model(x=np.zeros(1, F32))
 
 
+def test_constants_that_double_are_not_all_made_while_loading(loaded) -> None:
+    nodes = [b.node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(60)]
+    start = {"c0": np.zeros(1 << 20, F32)}
+    model = loaded(b.graph(nodes, [], [b.value("c60", ("n",))], **start))
+    assert max(a.size for a in model.plan.constants.values()) <= 1 << 27
+
+
 def test_a_driving_model_of_twelve_operators(loaded, tmp_path: Path) -> None:
     """A sixteenth of the size, whose state must depend on every input."""
     path = tmp_path / "driving.onnx"

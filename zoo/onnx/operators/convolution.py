@@ -13,6 +13,7 @@ from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 Sides = list[tuple[int, int]]
+FEW_CHANNELS, FEW_TILES = 32, 64  # below that Winograd's transforms don't pay
 
 
 def sides(
@@ -56,14 +57,30 @@ def convolve(
     dilations: Sequence[int],
     group: int,
 ) -> Tensor:
-    """The engine's convolution over as many axes as there are."""
+    """The engine's convolution over as many axes as there are.
+
+    Windows overlap, so what makes x is done before, not once per tap.
+    """
+    taps = int(np.prod(weight.shape[2:]))
+    if taps > 1:
+        x = x.contiguous()
+    o = weight.shape[0]
+    if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
+        wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
+        if _by_winograd(x, wide, strides, around, dilations):
+            out = v.part(convolve(x, wide, None, strides, around, dilations, 1), 1, 0, o)
+            return out if bias is None else out + bias.reshape(o, 1, 1)
+    if taps > 1 and group == 1 and not _by_winograd(x, weight, strides, around, dilations):
+        return _by_one_product(x, weight, bias, strides, around, dilations)
     match len(strides):
         case 1:
             how = strides[0], around[0], dilations[0]
             return convolution.conv1d(x, weight, bias, *how, group)
         case 2:
             how = tuple(strides), tuple(around), tuple(dilations)
-            return convolution.conv2d(x, weight, bias, *how, group)
+            out = convolution.conv2d(x, weight, bias, *how, group)
+            # Pixels of a channel by itself lie side by side, whoever reads them next.
+            return out.contiguous() if group > 1 else out
     b, o, inner = x.shape[0], weight.shape[0], weight.shape[1:]
     rank = len(strides)
     padded = x.pad([(0, 0), (0, 0), *around])
@@ -73,6 +90,36 @@ def convolve(
     split = split.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
     terms = split * weight.reshape(1, group, o // group, *(1,) * rank, *inner)
     total = terms.sum(range(terms.ndim - 1 - rank, terms.ndim)).reshape(b, o, *out)
+    return total if bias is None else total + bias.reshape(o, *(1,) * rank)
+
+
+def _by_winograd(
+    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
+) -> bool:
+    """Whether the engine has a way of its own in float32: `engine/recipes/winograd.py`."""
+    if not tuple(strides) == tuple(dilations) == (1, 1) or tuple(weight.shape[2:]) != (3, 3):
+        return False
+    high, wide = (-(-(n + b + a - 2) // 4) for n, (b, a) in zip(x.shape[2:], around))
+    return min(weight.shape[:2]) >= FEW_CHANNELS and x.shape[0] * high * wide >= FEW_TILES
+
+
+def _by_one_product(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    strides: Sequence[int],
+    around: Sides,
+    dilations: Sequence[int],
+) -> Tensor:
+    """All windows as the columns of a matrix."""
+    rank, o = len(strides), weight.shape[0]
+    padded = x.pad([(0, 0), (0, 0), *around])
+    windows = padded.windows(range(2, x.ndim), weight.shape[2:], strides, dilations)
+    b, out = x.shape[0], windows.shape[2 : 2 + rank]
+    columns = windows.permute(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
+    depth = int(np.prod(weight.shape[1:]))
+    columns = columns.reshape(b, depth, int(np.prod(out))).contiguous()
+    total = (weight.reshape(o, depth) @ columns).reshape(b, o, *out)
     return total if bias is None else total + bias.reshape(o, *(1,) * rank)
 
 
@@ -95,6 +142,9 @@ def conv_transpose(x: Value, weight: Value, bias: Value = None, *, auto_pad: str
         cuts = [(a, b) for b, a in halves] if auto_pad == "SAME_UPPER" else halves
     else:
         cuts = sides(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
+    apart = tuple(kernel) == tuple(strides) and set(dilations) == {1}
+    if group == 1 and apart and not any(map(any, cuts)) and not any(more):
+        return _side_by_side(x, weight, bias)
     # What the transpose would cut off beyond a whole kernel is cut afterwards.
     around = [(r - 1 - b, r - 1 - a + m) for r, (b, a), m in zip(reach, cuts, more)]
     spread = _spread(x, strides)
@@ -106,6 +156,16 @@ def conv_transpose(x: Value, weight: Value, bias: Value = None, *, auto_pad: str
     turned = turned.permute(0, 2, 1, *range(3, 3 + rank)).reshape(group * o, c // group, *kernel)
     turned = turned.flip(*range(2, 2 + rank))
     return convolve(spread, turned, bias, (1,) * rank, around, dilations, group)
+
+
+def _side_by_side(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Kernels that don't overlap: one product, whose columns are the places of a kernel."""
+    (b, c, *space), (_, o, *kernel), rank = x.shape, weight.shape, x.ndim - 2
+    pixels = x.permute(0, *range(2, 2 + rank), 1).reshape(-1, c)
+    out = (pixels @ weight.reshape(c, -1)).reshape(b, *space, o, *kernel)
+    axes = [a for i in range(rank) for a in (1 + i, 2 + rank + i)]
+    out = out.permute(0, 1 + rank, *axes).reshape(b, o, *(n * k for n, k in zip(space, kernel)))
+    return out if bias is None else out + bias.reshape(o, *(1,) * rank)
 
 
 def _spread(x: Tensor, strides: Sequence[int]) -> Tensor:

@@ -41,7 +41,7 @@ def resize(x: Value, roi: Known = None, scales: Known = None, sizes: Known = Non
             continue
         places = _places(n, m, factors[i], coordinate_transformation_mode, box[i])
         if mode == "nearest":
-            x = v.take(x, np.clip(_nearest(places, nearest_mode), 0, n - 1), axis)
+            x = _picked(x, np.clip(_nearest(places, nearest_mode), 0, n - 1), axis)
         else:
             weights = _weights(places, n, mode, cubic_coeff_a, bool(exclude_outside),
                                min(factors[i], 1.0) if antialias else 1.0)  # fmt: skip
@@ -63,6 +63,16 @@ def upsample(x: Value, scales: Known, *, mode: str = "nearest"):
     kinds = {"bilinear": "linear"}
     return resize(x, None, scales, mode=kinds.get(mode, mode), nearest_mode="floor",
                   coordinate_transformation_mode="asymmetric")  # fmt: skip
+
+
+def _picked(x: Value, places: np.ndarray, axis: int) -> Value:
+    """Elements of an axis; whole numbers of repetitions of each are a view."""
+    n, times = x.shape[axis], len(places) // x.shape[axis]
+    if not np.array_equal(places, np.arange(n * times) // max(times, 1)):
+        return v.take(x, places, axis)
+    wide = v.reshape(x, [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]])
+    wide = v.expand(wide, [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]])
+    return v.reshape(wide, [*x.shape[:axis], n * times, *x.shape[axis + 1 :]])
 
 
 def _places(n: int, m: int, factor: float, how: str, box: tuple[float, float]) -> np.ndarray:

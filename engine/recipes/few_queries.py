@@ -167,9 +167,10 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     alike = positions * heads if found.visible is None else heads  # rows that see the same keys
     alike = alike if isinstance(alike, int) else heads
     native = {"f16c", "avx512f"} <= target.features and target.lanes == 16
-    parts = 1  # of texts side by side, too: so a text's sums don't depend on how many there are
-    if found.limits is None and alike == positions * heads and upper(count) > code.CHUNK:
-        parts = _parts(groups, target.cores)
+    parts = 1
+    if alike == positions * heads and upper(count) > code.CHUNK:
+        # of texts side by side as for one: a text's sums don't depend on how many there are
+        parts = _parts(groups if found.limits is None else 1, target.cores)
     seen, more = found.visible, (chosen is not None, found.limits is not None)
     views = keys.view, values.view
     spec = FewQueries(depth, width, alike, count, seen, *views, target.lanes, native, parts, *more)

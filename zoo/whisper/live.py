@@ -85,9 +85,7 @@ class Utterances:
         self.begin += frames
 
 
-def _utterances(
-    came: SimpleQueue[bytes | None], stream: Utterances
-) -> Iterator[tuple[float, np.ndarray]]:
+def _utterances(came: SimpleQueue, stream: Utterances) -> Iterator[tuple[float, np.ndarray]]:
     """Utterances as they end, up to the end of what comes; all there is of it is taken in first."""
     for pcm in iter(came.get, None):
         stream.add(pcm)

@@ -236,8 +236,6 @@ def first_made_up(
     `threshold`: how long a silence is.
     """
     for number, segment in enumerate(segments):
-        if not segment.words:
-            continue
         if is_anomaly(segment):
             following = next_with_words(segments[number + 1 :])
             start, stop = segment.start, segment.end
@@ -246,7 +244,8 @@ def first_made_up(
             after = next_start - stop > threshold or begin + WINDOW_S - stop < 2
             if before and (after or is_anomaly(following)):
                 return number
-        last_speech = segment.end
+        if segment.words:
+            last_speech = segment.end
     return None
 
 
@@ -272,9 +271,8 @@ def heads_of(config: model.Config, metadata: Mapping[str, Any], name: str = "") 
             if None not in pairs:
                 return pairs
         expected = f"pairs of a layer below {layers} and a head below {heads}"
-        raise WeightError(
-            "alignment_heads are not heads of this model", expected=expected, got=named
-        )
+        problem = "alignment_heads are not heads of this model"
+        raise WeightError(problem, expected=expected, got=named)
     size = _SIZES.get((layers, heads))
     if size == "large":
         size += "-v3" if config.n_vocab > 51865 else "-v1" if "v1" in name else "-v2"

@@ -241,9 +241,8 @@ class Run:
         frames = max(1, strand.size * self.network.config.n_audio_ctx // N_FRAMES)
         attend = partial(context.rows(1).align, begin, eot=self.tokenizer.eot, frames=frames)
         marks = self.options.prepend_punctuations, self.options.append_punctuations
-        timing.add_words(
-            segments, attend, self.tokenizer, self.language, *marks, strand.last_speech
-        )
+        last = strand.last_speech
+        timing.add_words(segments, attend, self.tokenizer, self.language, *marks, last)
 
     def _after_words(
         self, segments: list[Segment], tokens: list[int], strand: Strand, after: int

@@ -28,9 +28,9 @@ NETWORK = """
 
     def record(name):
         original = getattr(OpenCLDevice, name)
-        def wrapped(self, source):
+        def wrapped(self, source, *names):
             print(name, hashlib.sha256(source.encode()).hexdigest())
-            return original(self, source)
+            return original(self, source, *names)
         setattr(OpenCLDevice, name, wrapped)
 
     record("build")

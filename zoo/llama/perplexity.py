@@ -79,14 +79,16 @@ def measure(
     tokenizer = model.tokenizer
     ids = tokenizer.encode(text, add_bos=tokenizer.add_bos) if isinstance(text, str) else list(text)
     ctx = min(CTX, model.ctx) if ctx is None else ctx
-    if ctx < 2 or ctx > model.ctx:
-        raise UserError(f"ctx must be from 2 to {model.ctx}, got {ctx}")
+    shortest = 2 if stride else 3  # the second half of two tokens holds none to score
+    if ctx < shortest or ctx > model.ctx:
+        raise UserError(f"ctx must be from {shortest} to {model.ctx}, got {ctx}")
     if stride is not None and not 1 <= stride < ctx:
         raise UserError(f"stride must be from 1 to {ctx - 1}, got {stride}")
     cuts = windows(len(ids), ctx, stride)
     if not cuts:
         least = 2 if stride else ctx
-        raise UserError(f"the text has {len(ids)} tokens, perplexity needs at least {least}")
+        hint = f"; --ctx {len(ids)} would do" if len(ids) > 2 else ""
+        raise UserError(f"the text has {len(ids)} tokens, perplexity needs at least {least}{hint}")
     losses = []
     for begin, end, first in shown(cuts):
         part = list(ids[begin:end])

@@ -87,11 +87,20 @@ def _run(arguments: argparse.Namespace) -> None:
     outputs = _load(arguments).run(inputs)
     if arguments.output is None:
         for name, value in outputs.items():
-            shown = np.array2string(np.asarray(value, object), threshold=16, separator=", ")
-            print(f"{name} {_kind(value)}: {' '.join(shown.split())}")
+            print(f"{name} {_kind(value)}: {_shown(value)}")
         return
     with open(arguments.output, "wb") as file:  # np.savez would add an ending to a bare name
         np.savez(file, **outputs)
+
+
+def _shown(value: Any) -> str:
+    """The numbers in a line, each with as many digits as its type has."""
+    import numpy as np
+
+    array = value if isinstance(value, np.ndarray) else np.asarray(value, object)
+    how = {} if array.dtype == object else {"all": str}
+    text = np.array2string(array, threshold=16, separator=", ", formatter=how)
+    return " ".join(text.split())
 
 
 def _kind(value: Any) -> str:

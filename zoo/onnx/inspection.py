@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from weights import onnx
-from weights.onnx import Type, Value
+from weights.onnx import Graph, OnnxModel, OnnxTensor, Type, Value
+from zoo.onnx.functions import Inliner
 from zoo.onnx.model import operators, unsupported
+from zoo.onnx.node import graphs_of
 from zoo.onnx.registry import find
 
 
 def inspection(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The facts, as plain values. WeightError for a file that is no model."""
     file = onnx.load(Path(path))
-    tensors = list(file.graph.initializers.values())
     counts = operators(file)
     missing = unsupported(file)
     return {
@@ -26,11 +27,27 @@ def inspection(path: str | os.PathLike[str]) -> dict[str, Any]:
         "opsets": {domain or "ai.onnx": version for domain, version in file.opsets.items()},
         "inputs": [_value(value) for value in file.graph.inputs],
         "outputs": [_value(value) for value in file.graph.outputs],
-        "parameters": sum(tensor.size for tensor in tensors),
+        "parameters": sum(tensor.size for tensor in _tensors(file)),
         "operators": dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
         "by_numpy": sorted(name for name in counts if _on_host(name, file.opsets)),
         "unsupported": dict(missing),
     }
+
+
+def _tensors(file: OnnxModel) -> Iterator[OnnxTensor]:
+    """What the model holds: initializers, and constants, as which Paddle keeps all its weights."""
+    inliner = Inliner(file)
+
+    def of(graph: Graph) -> Iterator[OnnxTensor]:
+        yield from graph.initializers.values()
+        for node, _ in inliner.nodes(graph.nodes, file.opsets):
+            value = node.attributes.get("value")
+            if node.op == "Constant" and isinstance(value, OnnxTensor):
+                yield value
+            for inner in graphs_of(node).values():
+                yield from of(inner)
+
+    return of(file.graph)
 
 
 def _on_host(name: str, opsets: Any) -> bool:

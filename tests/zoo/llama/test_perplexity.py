@@ -93,10 +93,12 @@ FLAT = np.zeros((4, 300), np.float32)
 @pytest.mark.parametrize(
     ("count", "options", "told"),
     [
-        (5, {"ctx": 16}, "has 5 tokens, perplexity needs at least 16"),
-        (1, {"ctx": 16, "stride": 2}, "has 1 tokens, perplexity needs at least 2"),
+        (5, {"ctx": 16}, "has 5 tokens, perplexity needs at least 16; --ctx 5 would do$"),
+        (1, {"ctx": 16, "stride": 2}, "has 1 tokens, perplexity needs at least 2$"),
         (50, {"ctx": 16, "stride": 16}, "stride must be from 1 to 15"),
-        (50, {"ctx": 65}, "ctx must be from 2 to 64"),
+        (50, {"ctx": 65}, "ctx must be from 3 to 64"),
+        (50, {"ctx": 2}, "ctx must be from 3 to 64"),  # half of that scores nothing
+        (50, {"ctx": 1, "stride": 1}, "ctx must be from 2 to 64"),
         (50, {}, "needs at least 64"),  # less than 512, as this context is smaller
     ],
 )

@@ -38,6 +38,20 @@ def test_run_without_a_file_prints_a_line_for_each(capsys) -> None:
     ]
 
 
+def test_numbers_are_printed_with_the_digits_that_they_have(capsys) -> None:
+    np.save("x.npy", np.array([[0.05, 1e-9]], np.float32))
+    assert main(["run", "model.onnx", "-i", "x=x.npy", *DEVICE]) == 0
+    assert capsys.readouterr().out.startswith("y float32 [1, 2]: [[0.1, 2e-09]]\n")
+
+
+def test_inspect_counts_weights_that_are_constants(capsys) -> None:
+    weight = np.ones((3, 2), np.float32)
+    nodes = [b.node("Constant", "", "w", value=weight), b.node("Add", "x w", "y")]
+    Path("paddle.onnx").write_bytes(b.model(b.graph(nodes, [b.value("x")], [b.value("y")])))
+    assert main(["inspect", "paddle.onnx", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 6
+
+
 def test_inspect_says_what_a_model_takes_gives_and_needs(capsys) -> None:
     assert main(["inspect", "model.onnx", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -13,9 +13,9 @@ import numpy as np
 import zoo.onnx.operators  # noqa: F401 - fills the table
 from engine import get_device
 from weights import WeightError, onnx
-from weights.onnx import OnnxModel, Type, Value
+from weights.onnx import OnnxModel, Value
 from weights.onnx_tensor import dtype_of
-from zoo.errors import UsageError
+from zoo.errors import UsageError, UserError
 from zoo.onnx.bind import Binder
 from zoo.onnx.node import Device, graphs_of
 from zoo.onnx.registry import find
@@ -63,7 +63,7 @@ class Model:
                 raise UsageError(f"input {name} is missing")
             values[name] = _checked(value, inputs.get(name), sizes)
         results = self.plan.run(values)
-        return {v.name: _typed(x, v.type) for v, x in zip(self.outputs, results)}
+        return {v.name: _typed(x, v) for v, x in zip(self.outputs, results)}
 
 
 def load(path: str | os.PathLike[str], device: str | None = None, dtype: str = "f32") -> Model:
@@ -134,11 +134,14 @@ def _checked(value: Value, given: Any, sizes: dict[str, int]) -> Any:
     return array
 
 
-def _typed(result: Any, kind: Type) -> Any:
+def _typed(result: Any, value: Value) -> Any:
     """An output in the type that the model states: the device has no float64."""
-    if isinstance(result, np.ndarray) and kind.dtype not in (None, "str"):
-        return result.astype(dtype_of(kind.dtype), copy=False)
-    return result
+    stated = value.type.dtype
+    if not isinstance(result, np.ndarray) or stated in (None, "str"):
+        return result
+    if result.dtype.kind in "OUS":
+        raise UserError(f"output {value.name} is stated to be {stated}, but holds texts")
+    return result.astype(dtype_of(stated), copy=False)
 
 
 __all__ = ["Model", "WeightError", "load", "operators", "unsupported"]

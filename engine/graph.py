@@ -94,6 +94,9 @@ ELEMENTWISE = UNARY | BINARY | {Op.CAST, Op.BITCAST, Op.WHERE}
 TRANSCENDENTAL = frozenset({Op.EXP2, Op.LOG2, Op.SIN})
 
 
+MOST_BYTES = 1 << 60  # beyond it allocators don't say that memory is short, but fail otherwise
+
+
 class Storage:
     """A place in a device's memory that BUFFER nodes name.
 
@@ -104,6 +107,8 @@ class Storage:
     __slots__ = ("__weakref__", "constant", "data", "device", "dtype", "size", "version")
 
     def __init__(self, device: str, dtype: DType, size: int, constant: bool = False) -> None:
+        if size * dtype.itemsize > MOST_BYTES:
+            raise MemoryError(f"no memory holds {size} numbers of {dtype.name}")
         self.device = device
         self.dtype = dtype
         self.size = size
@@ -275,9 +280,14 @@ def unary(op: Op, x: Node) -> Node:
     return make(op, (x,), None, x.dtype, x.shape)
 
 
+_BITWISE = frozenset({Op.AND, Op.OR, Op.XOR, Op.SHL, Op.SHR})
+
+
 def binary(op: Op, a: Node, b: Node) -> Node:
     if a.dtype is not b.dtype or a.shape != b.shape:
         raise ShapeError(f"{op.name}: {a!r} and {b!r} differ in shape or type")
+    if op in _BITWISE and a.dtype.is_float:
+        raise TypeError(f"{op.name}: {a.dtype.name} numbers have no bits to combine; cast them")
     dtype = dt.bool_ if op in (Op.CMPLT, Op.CMPNE) else a.dtype
     return make(op, (a, b), None, dtype, a.shape)
 

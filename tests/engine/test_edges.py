@@ -28,6 +28,23 @@ def test_a_small_index_type_reaches_the_end_of_a_long_axis(device: str) -> None:
 
 
 @each_device
+@pytest.mark.parametrize("op", ["__and__", "__or__", "__xor__", "__lshift__", "__rshift__"])
+def test_floats_have_no_bits(device: str, op: str) -> None:
+    x = Tensor([1.0], device=device)
+    with pytest.raises(TypeError, match="float32 numbers have no bits"):
+        getattr(x, op)(Tensor([1], device=device))
+    with pytest.raises(TypeError, match="no bits"):
+        x.__invert__()
+
+
+@each_device
+@pytest.mark.parametrize("n", [1 << 59, 1 << 61, 1 << 70])
+def test_more_than_any_memory_is_a_memory_error(device: str, n: int) -> None:
+    with pytest.raises(MemoryError):
+        Tensor.full((n,), 0.5, device=device).contiguous().realize()
+
+
+@each_device
 def test_argmax_finds_the_first_nan(device: str) -> None:
     x = Tensor([[1.0, np.nan, 3.0], [1.0, 5.0, 3.0], [np.nan, np.nan, 0.0]], device=device)
     assert x.argmax(1).tolist() == [1, 1, 0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -89,6 +90,11 @@ def load(path: Path, context: Context, model: str, vocab_size: int) -> str:
 def check(path: Path) -> None:
     """WeightError when a session can't be written there, before anything is computed for it."""
     check_target(path, force=True)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise WeightError(f"can't be written: {error.strerror or error}", file=path) from None
 
 
 def _opened(path: Path) -> Checkpoint:

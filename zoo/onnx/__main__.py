@@ -83,11 +83,13 @@ def _add_device(command: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> None:
     import numpy as np
 
+    from weights.checkpoint import printable
+
     inputs = _inputs(arguments)
     outputs = _load(arguments).run(inputs)
     if arguments.output is None:
         for name, value in outputs.items():
-            print(f"{name} {_kind(value)}: {_shown(value)}")
+            print(f"{printable(name)} {_kind(value)}: {_shown(value)}")
         return
     with open(arguments.output, "wb") as file:  # np.savez would add an ending to a bare name
         np.savez(file, **outputs)
@@ -138,18 +140,27 @@ def _load(arguments: argparse.Namespace) -> Model:
 
 
 def _inputs(arguments: argparse.Namespace) -> dict[str, np.ndarray]:
-    import numpy as np
-
-    from zoo.errors import UserError
-
     out = {}
     for text in arguments.input:
         name, file = _pair(text, "--input", "NAME=FILE.npy")
-        try:
-            out[name] = np.load(Path(file).expanduser(), allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise UserError(f"{file}: not an array of numpy.save: {error}") from None
+        out[name] = _array(Path(file).expanduser())
     return out
+
+
+def _array(file: Path) -> np.ndarray:
+    """What numpy.save wrote; as a map, since that is checked against the file's size."""
+    from tokenize import TokenError
+
+    import numpy as np
+
+    from weights.mapped import open_file
+    from zoo.errors import UserError
+
+    open_file(file).close()  # a pipe would be waited for
+    try:
+        return np.array(np.lib.format.open_memmap(file, mode="r"))
+    except (ValueError, OverflowError, EOFError, TokenError, RecursionError) as error:
+        raise UserError(f"{file}: not an array of numpy.save: {error}") from None
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from weights.checkpoint import printable
 from weights.onnx_tensor import dtype_of
-from zoo.errors import UserError
+from zoo.errors import UsageError, UserError
 from zoo.onnx.model import Model
 
 
@@ -19,15 +20,21 @@ def random_inputs(
 ) -> dict[str, np.ndarray]:
     """Normally distributed numbers, or ints of 0 and 1, for every tensor that the model takes.
 
-    UserError for an input that isn't a tensor, or of unknown rank and in no `shapes`.
+    UserError for an input that isn't a tensor, or of unknown rank and in no `shapes`; UsageError
+    for shapes below 0, or of inputs that there aren't.
     """
+    unknown = shapes.keys() - {value.name for value in model.inputs}
+    if unknown:
+        raise UsageError(f"the model has no input {', '.join(map(printable, sorted(unknown)))}")
     rng, out = np.random.default_rng(seed), {}
     for value in model.inputs:
         shape = shapes.get(value.name)
         if shape is None and value.type.shape is not None:
             shape = tuple(n if isinstance(n, int) and n > 0 else 1 for n in value.type.shape)
+        if min(shape or (), default=0) < 0:
+            raise UsageError(f"--shape of {printable(value.name)} has a size below 0")
         if shape is None or value.type.dtype in (None, "str"):
-            raise UserError(f"input {value.name} can't be made up; give it by --input")
+            raise UserError(f"input {printable(value.name)} can't be made up; give it by --input")
         dtype = dtype_of(value.type.dtype)
         numbers = rng.standard_normal(shape) if "float" in dtype.name else rng.integers(0, 2, shape)
         out[value.name] = numbers.astype(dtype)

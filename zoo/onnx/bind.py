@@ -4,6 +4,7 @@ folded. What isn't supported is all named before anything runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,17 @@ class Binder:
 
 
 def _elements(node: BoundNode, constants: Mapping[str, Any]) -> float:
-    """The most elements that an operator which makes much out of little can make."""
+    """The most elements that an operator which makes much out of little can make.
+
+    Inputs that make no sense might make any number: that is told when the node runs.
+    """
+    try:
+        return _counted(node, constants)
+    except (IndexError, TypeError, ValueError):
+        return math.inf
+
+
+def _counted(node: BoundNode, constants: Mapping[str, Any]) -> float:
     arrays = [np.asarray(constants[name]) for name in node.reads]
     sizes = arrays[-1 if node.operator.name != "ConstantOfShape" else 0]
     if node.operator.name == "Range":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weights import onnx
+from weights.checkpoint import printable
 from weights.onnx import Graph, OnnxModel, OnnxTensor, Type, Value
 from zoo.onnx.functions import Inliner
 from zoo.onnx.model import operators, unsupported
@@ -72,8 +73,11 @@ def _spelt(kind: Type) -> str:
 
 def text(found: dict[str, Any]) -> str:
     """The facts as lines."""
-    opsets = ", ".join(f"{domain} {version}" for domain, version in found["opsets"].items())
-    lines = [f"{found['model']}: {opsets}; made by {found['producer'] or 'an unknown exporter'}"]
+    opsets = ", ".join(
+        f"{printable(domain)} {version}" for domain, version in found["opsets"].items()
+    )
+    producer = printable(found["producer"]) or "an unknown exporter"
+    lines = [f"{found['model']}: {opsets}; made by {producer}"]
     for title in ("inputs", "outputs"):
         lines += [f"{title[:-1]} {_line(value)}" for value in found[title]]
     lines.append(f"parameters {found['parameters']:,}")
@@ -86,14 +90,14 @@ def text(found: dict[str, Any]) -> str:
 
 
 def _line(value: dict[str, Any]) -> str:
-    return f"{value['name']}: {value['type']} {_sizes(value['shape'])}"
+    return f"{printable(value['name'])}: {value['type']} {_sizes(value['shape'])}"
 
 
 def _sizes(shape: Sequence[Any] | None) -> str:
     if shape is None:
         return "of any shape"
-    return "[" + ", ".join("?" if n is None else str(n) for n in shape) + "]"
+    return "[" + ", ".join("?" if n is None else printable(str(n)) for n in shape) + "]"
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.items())
+    return ", ".join(f"{printable(name)} {count}" for name, count in counts.items())

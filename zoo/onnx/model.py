@@ -13,9 +13,10 @@ import numpy as np
 import zoo.onnx.operators  # noqa: F401 - fills the table
 from engine import get_device
 from weights import WeightError, onnx
-from weights.onnx import OnnxModel, Type, Value
+from weights.checkpoint import printable
+from weights.onnx import OnnxModel, Value
 from weights.onnx_tensor import dtype_of
-from zoo.errors import UsageError
+from zoo.errors import UsageError, UserError
 from zoo.onnx.bind import Binder
 from zoo.onnx.node import Device, graphs_of
 from zoo.onnx.registry import find
@@ -54,16 +55,15 @@ class Model:
         known = {value.name: value for value in self.inputs}
         unknown = sorted(inputs.keys() - known.keys() - self.file.graph.initializers.keys())
         if unknown:
-            raise UsageError(
-                f"the model has no input {', '.join(unknown)}; it has {', '.join(known) or 'none'}"
-            )
+            theirs, ours = (", ".join(map(printable, names)) for names in (unknown, known))
+            raise UsageError(f"the model has no input {theirs}; it has {ours or 'none'}")
         values, sizes = {}, {}
         for name, value in known.items():
             if name not in inputs and value.type.kind != "optional":
-                raise UsageError(f"input {name} is missing")
+                raise UsageError(f"input {printable(name)} is missing")
             values[name] = _checked(value, inputs.get(name), sizes)
         results = self.plan.run(values)
-        return {v.name: _typed(x, v.type) for v, x in zip(self.outputs, results)}
+        return {v.name: _typed(x, v) for v, x in zip(self.outputs, results)}
 
 
 def load(path: str | os.PathLike[str], device: str | None = None, dtype: str = "f32") -> Model:
@@ -120,25 +120,29 @@ def _checked(value: Value, given: Any, sizes: dict[str, int]) -> Any:
         same = array.dtype == wanted or isinstance(given, (int, float, list, tuple))
         if not same and not np.can_cast(array.dtype, wanted, "same_kind"):
             got = f"{array.dtype.name} {list(array.shape)}"
-            raise UsageError(f"input {value.name} must be {kind.dtype}, got {got}")
+            raise UsageError(f"input {printable(value.name)} must be {kind.dtype}, got {got}")
         array = array.astype(wanted, copy=False)
     if kind.shape is not None:
         fits = len(kind.shape) == array.ndim
         for size, n in zip(kind.shape, array.shape):
             fits = fits and (not isinstance(size, int) or size == n)
         if not fits:
-            shown = ", ".join("?" if size is None else str(size) for size in kind.shape)
+            shown = ", ".join("?" if size is None else printable(str(size)) for size in kind.shape)
+            got = list(array.shape)
             raise UsageError(
-                f"input {value.name} must have the shape [{shown}], got {list(array.shape)}"
+                f"input {printable(value.name)} must have the shape [{shown}], got {got}"
             )
     return array
 
 
-def _typed(result: Any, kind: Type) -> Any:
+def _typed(result: Any, value: Value) -> Any:
     """An output in the type that the model states: the device has no float64."""
-    if isinstance(result, np.ndarray) and kind.dtype not in (None, "str"):
-        return result.astype(dtype_of(kind.dtype), copy=False)
-    return result
+    stated = value.type.dtype
+    if not isinstance(result, np.ndarray) or stated in (None, "str"):
+        return result
+    if result.dtype.kind in "OUS":
+        raise UserError(f"output {printable(value.name)} is stated to be {stated}, but holds texts")
+    return result.astype(dtype_of(stated), copy=False)
 
 
 __all__ = ["Model", "WeightError", "load", "operators", "unsupported"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine import ShapeError, Tensor
+from engine import DeviceError, ShapeError, Tensor
 from engine import dtype as dt
 from weights import WeightError
 from weights.onnx import Graph, Node, OnnxTensor
@@ -17,7 +17,9 @@ from weights.onnx_tensor import dtype_of
 from zoo.errors import UserError
 from zoo.onnx.registry import REQUIRED, Operator
 
-_WRONG = (ValueError, TypeError, IndexError, ArithmeticError, KeyError, AttributeError)
+_WRONG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError,
+          StopIteration)  # fmt: skip
+_KINDS = {"int": int, "float": (float, int), "str": str, "tuple": tuple}  # by annotation
 LIFTED = frozenset("bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 "
                    "bfloat16".split())  # fmt: skip
 
@@ -86,7 +88,10 @@ def to_host(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     if 0 in value.shape:  # nothing to run
-        return np.zeros(value.shape, dtype_of(value.dtype.name))
+        try:
+            return np.zeros(value.shape, dtype_of(value.dtype.name))
+        except ValueError:
+            raise UserError(f"a result has a shape that is too large: {[*value.shape]}") from None
     array = value.numpy()
     return array.astype(dtype_of("bfloat16")) if value.dtype.name == "bfloat16" else array
 
@@ -136,6 +141,10 @@ class BoundNode:
         for name, default in op.attributes.items():
             if default is REQUIRED and name not in self.attributes:
                 return f"attribute {name} is missing"
+        for name, value in self.attributes.items():
+            kind = op.kinds.get(name)
+            if not isinstance(value, _KINDS.get(kind, object)):
+                return f"attribute {name} must be {kind}, got {type(value).__name__}"
         count = len(self.inputs)
         if count > len(op.inputs) and op.variadic is None:
             return f"it has {count} inputs, but takes at most {len(op.inputs)}"
@@ -164,11 +173,15 @@ class BoundNode:
             raise UserError(f"{self.where}: {error}") from None
         except MemoryError:
             raise UserError(f"{self.where}: its result is larger than memory") from None
-        except UserError:
+        except (UserError, DeviceError):
             raise
         except _WRONG as error:
             raise UserError(f"{self.where}: {error}") from error
         results = list(result) if isinstance(result, tuple) else [result]
+        if any(self.outputs[len(results) :]):
+            raise UserError(
+                f"{self.where}: it has {len(self.outputs)} outputs, but makes {len(results)}"
+            )
         return [_value(each) for each in results]
 
     def _or_default(self, arguments: list[Any]) -> list[Any]:

@@ -22,6 +22,7 @@ class Operator:
     """One row: `since` is the first opset that it serves; `heavy` runs on the device always.
 
     `inputs` are (name, how it comes, whether it may be missing). `random` rows are never folded.
+    `kinds` are the attributes' annotations.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Operator:
     inputs: tuple[tuple[str, str, bool], ...] = ()
     variadic: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
     wants_call: bool = False
 
     def comes(self, position: int) -> str:
@@ -81,7 +83,7 @@ def _read(
     heavy: bool = False,
     random: bool = False,
 ) -> Operator:
-    inputs, variadic, attributes, wants_call = [], None, {}, False
+    inputs, variadic, attributes, kinds, wants_call = [], None, {}, {}, False
     for each in inspect.signature(function).parameters.values():
         how = str(each.annotation).split(" ")[0].split(".")[-1].strip("'>")
         how = how if how in ("Known", "Weight") else "Value"
@@ -93,9 +95,10 @@ def _read(
             wants_call = True
         else:
             attributes[each.name] = each.default
+            kinds[each.name] = str(each.annotation)
     return Operator(
         name, domain, since, function, heavy, random, tuple(inputs), variadic, attributes,
-        wants_call,
+        kinds, wants_call,
     )  # fmt: skip
 
 

@@ -100,7 +100,9 @@ class Gate:
 
     @contextmanager
     def entered(self, count: int = 1) -> Iterator[None]:
-        """Inside, the request counts; ApiError 429 when there is no room for it."""
+        """Inside, the request counts; ApiError 429 when there is no room for it, 400 if never."""
+        if count > self.limit:
+            raise ApiError(400, f"{count} replies are asked for; at most {self.limit} at once")
         if self.inside + count > self.limit:
             message = f"the model is busy: {self.inside} requests are waiting or under way"
             headers = {"Retry-After": "1" if self.inside < 16 else "5"}

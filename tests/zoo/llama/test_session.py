@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,6 +79,14 @@ def test_what_can_not_be_written_is_told_and_nothing_stays_behind(model, tmp_pat
     with pytest.raises(WeightError, match="it is a folder"):
         session.check(tmp_path)
     assert not list(tmp_path.iterdir())
+    session.check(tmp_path / "a.session")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that takes no files")
+def test_a_folder_that_takes_no_files_is_told_before_anything_is_computed():
+    with pytest.raises(WeightError, match="a.session: can't be written"):
+        session.check(Path("/proc/self/a.session"))
 
 
 @pytest.fixture

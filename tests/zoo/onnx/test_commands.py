@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,8 @@ def test_bench_makes_up_inputs(capsys) -> None:
         (["run", "x.npy"], 1, "not an ONNX model"),
         (["inspect", "none.onnx"], 1, "none.onnx"),
         (["bench", "model.onnx", "--shape", "x=a"], 2, "no whole number"),
+        (["bench", "model.onnx", "--shape", "x=-1,2"], 2, "a size below 0"),
+        (["bench", "model.onnx", "--shape", "z=1,2"], 2, "no input z"),
     ],
 )
 def test_mistakes_are_one_line(capsys, args: list[str], code: int, problem: str) -> None:
@@ -93,3 +96,45 @@ def test_mistakes_are_one_line(capsys, args: list[str], code: int, problem: str)
     assert main([*args, *device]) == code
     error = capsys.readouterr().err
     assert problem in error and error.count("\n") == 1
+
+
+def header(text: str) -> bytes:
+    """The beginning of an array file that says what it likes."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+FACTS = "{'descr': '<f4', 'fortran_order': False, 'shape': (%s, 2)}"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", header("[" * 9000), header(FACTS % 10**12) + bytes(64), header(FACTS % -1) + bytes(64)],
+)
+def test_an_input_is_not_believed_what_it_says(capsys, content: bytes) -> None:
+    Path("bad.npy").write_bytes(content)
+    assert main(["run", "model.onnx", "-i", "x=bad.npy", *DEVICE]) == 1
+    error = capsys.readouterr().err
+    assert "bad.npy: not an array of numpy.save" in error and error.count("\n") == 1
+
+
+def test_an_archive_or_a_pipe_is_no_array(capsys) -> None:
+    np.savez("many.npz", x=np.ones((1, 2), np.float32))
+    os.mkfifo("pipe.npy")
+    for name, problem in (("many.npz", "not an array"), ("pipe.npy", "neither a file nor")):
+        assert main(["run", "model.onnx", "-i", f"x={name}", *DEVICE]) == 1
+        assert problem in capsys.readouterr().err
+
+
+def test_an_empty_array_is_one(capsys) -> None:
+    np.save("x.npy", np.zeros((0, 2), np.float32))
+    assert main(["run", "model.onnx", "-i", "x=x.npy", *DEVICE]) == 0
+    assert "y float32 [0, 2]: []" in capsys.readouterr().out
+
+
+def test_names_are_shown_on_one_line_however_they_are(capsys) -> None:
+    name = "a\n\x1b[31m" * 1000
+    graph = b.graph([b.node(name, "x", "y")], [b.value("x", (name,))], [b.value("y")])
+    Path("other.onnx").write_bytes(b.model(graph))
+    assert main(["inspect", "other.onnx"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and len(out) < 1000 and "\na" not in out

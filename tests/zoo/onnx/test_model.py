@@ -185,3 +185,37 @@ def test_a_driving_model_of_twelve_operators(loaded, tmp_path: Path) -> None:
     for name in inputs:
         other = model.run({**inputs, name: inputs[name] + 1})["outputs"]
         assert np.abs(other - first).max() > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("node", "x", "dtype", "problem"),
+    [
+        (b.node("Relu", "x", "y z"), [1.0], "float32", "has 2 outputs, but makes 1"),
+        (b.node("And", "x x", "y"), [1.0], "float32", "have no bits"),
+        (b.node("Cast", "x", "y", to=8), [1.0], "float32", "y is stated to be float32, but holds"),
+        (b.node("GlobalLpPool", "x", "y", p=0.5), [1.0], "float32", "p must be int, got float"),
+        (b.node("Unsqueeze", "x x", "y"), [0, 0], "int64", "Unsqueeze"),
+        (b.node("Tile", "x n", "y"), [[1.0], [2.0]], "float32", "shape that is too large"),
+    ],
+)
+def test_what_no_node_can_do_is_told_in_a_line(loaded, node, x, dtype, problem) -> None:
+    graph = b.graph([node], [b.value("x", np.shape(x), dtype)], [b.value("y")],
+                    n=np.array([0, 1 << 62]))  # fmt: skip
+    with pytest.raises((UserError, WeightError), match=problem) as caught:
+        loaded(graph).run({"x": np.array(x, dtype)})
+    assert "\n" not in str(caught.value)
+
+
+def test_constants_that_make_no_sense_are_told_when_the_node_runs(loaded) -> None:
+    none = np.zeros(0, F32)
+    graph = b.graph([b.node("Range", "n n n", "y")], [], [b.value("y")], n=none)
+    with pytest.raises(UserError, match="Range"):
+        loaded(graph).run({})
+
+
+def test_a_huge_window_costs_no_more_than_what_there_is(loaded) -> None:
+    nodes = [b.node("LRN", "x", "y", size=1 << 40, alpha=1.0)]
+    io = [b.value("x", (1, 4, 2))], [b.value("y", (1, 4, 2))]
+    x = np.ones((1, 4, 2), F32)
+    # The sum of squares over 2**40: less than a rounding.
+    np.testing.assert_allclose(loaded(b.graph(nodes, *io)).run({"x": x})["y"], x, rtol=1e-6)

@@ -119,10 +119,12 @@ def lp_normalization(x: Value, *, axis: int = -1, p: int = 2):
 @operator("LRN")
 def lrn(x: Value, *, alpha: float = 1e-4, beta: float = 0.75, bias: float = 1.0, size: int):
     """By the squares of neighbouring channels (Krizhevsky et al. 2012)."""
-    before, c = (size - 1) // 2, x.shape[1]
-    padded = v.pad(x * x, [(0, 0), (before, size - 1 - before), *[(0, 0)] * (x.ndim - 2)])
+    c = x.shape[1]
+    before = min((size - 1) // 2, c)  # there is nothing beyond the channels
+    after = min(size - 1 - (size - 1) // 2, c)
+    padded = v.pad(x * x, [(0, 0), (before, after), *[(0, 0)] * (x.ndim - 2)])
     total = v.part(padded, 1, 0, c)
-    for i in range(1, size):
+    for i in range(1, before + after + 1):
         total = total + v.part(padded, 1, i, i + c)
     base = total * v.number(x, alpha / size) + v.number(x, bias)
     return x * v.exp(v.log(base) * v.number(x, -beta))

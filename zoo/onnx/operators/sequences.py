@@ -151,11 +151,9 @@ def label_encoder(x: Known, *, keys_strings: tuple = (), keys_int64s: tuple = ()
         values, dtype = values_tensor, values_tensor.dtype
         default = default_tensor.reshape(-1)[0] if default_tensor is not None else 0
     else:
-        values, dtype, default = next(
-            row for row in ((values_strings, object, default_string),
-                            (values_int64s, np.int64, default_int64),
-                            (values_floats, np.float32, default_float)) if len(row[0])
-        )  # fmt: skip
+        rows = ((values_strings, object, default_string), (values_int64s, np.int64, default_int64),
+                (values_floats, np.float32, default_float))  # fmt: skip
+        values, dtype, default = next((row for row in rows if len(row[0])), rows[0])
     table = {_key(k): value for k, value in zip(keys, values)}
     return _each(lambda t: table.get(_key(t), default), x, dtype=dtype)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from weights import WeightError, registry
 from zoo.errors import UsageError
 from zoo.serve.errors import ApiError
 from zoo.serve.fields import Fields
@@ -16,6 +17,7 @@ from zoo.serve.metrics import Metrics
 from zoo.serve.scheduler import Scheduler
 from zoo.serve.worker import Gate, Worker
 
+WHISPER = "whisper-1"  # what clients of OpenAI's have built in: the first that transcribes
 KINDS = {"chat": "chats", "speech": "transcribes", "pictures": "draws"}
 
 
@@ -75,14 +77,18 @@ class Models:
         self.served[name] = Served(name, kind, worker, Gate(room + self.options.queue))
 
     def find(self, kind: str, fields: Fields) -> Served:
-        """The model that a request names, or the first of the kind; ApiError for any other."""
-        if "model" not in fields:
+        """The model that a request names, by any of its names, or the first of the kind.
+
+        ApiError for any other.
+        """
+        if "model" not in fields or (kind == "speech" and fields.get("model") == WHISPER):
             found = next((each for each in self.served.values() if each.kind == kind), None)
             if found is None:
                 raise ApiError(404, f"no model that {KINDS[kind]} is served here", "model")
             return found
         name = fields.text("model")
-        found = self.served.get(name)
+        same = (each for each in self.served.values() if own_name(each.name) == own_name(name))
+        found = self.served.get(name) or next(same, None)
         if found is None:
             message = f"the model {name[:99]!r} is not served here; /v1/models lists those that are"
             raise ApiError(404, message, "model", "model_not_found")
@@ -112,6 +118,14 @@ def name_of(path: str) -> str:
     parts = PurePath(path).parts
     is_file = path.startswith((".", "~")) or PurePath(path).is_absolute() or len(parts) > 3
     return PurePath(path).stem if is_file or path.endswith(".gguf") else path
+
+
+def own_name(name: str) -> str:
+    """What the registry calls a model that it knows by another name; others as they are."""
+    try:
+        return registry.find(name).name
+    except WeightError:
+        return name
 
 
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:

@@ -18,7 +18,9 @@ from tests.zoo.serve.process import Process
 from tests.zoo.test_cli import command, one_line_error
 from zoo.errors import UsageError
 from zoo.serve import command as serve
-from zoo.serve.models import name_of
+from zoo.serve.fields import Fields
+from zoo.serve.metrics import Metrics
+from zoo.serve.models import Models, Options, name_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -135,3 +137,14 @@ def test_a_signal_ends_the_server_when_what_was_asked_is_answered(tmp_path, numb
         with pytest.raises(urllib.error.URLError):
             urllib.request.urlopen(f"{server.address}/health", timeout=5)
         assert "Traceback" not in server.log()
+
+
+def test_a_model_is_found_by_any_of_its_names():
+    metrics = Metrics()
+    loaders = {"chat": lambda *_: None}
+    models = Models(Options(chat=["smollm2-135m-instruct", "tiny"]), metrics, loaders)
+    try:
+        for name, served in (("smollm2", "smollm2-135m-instruct"), ("tiny", "tiny")):
+            assert models.find("chat", Fields({"model": name}, ("model",))).name == served
+    finally:
+        models.close(1)

@@ -227,3 +227,10 @@ def test_a_kind_of_model_that_is_not_served():
     with TestClient(Media().app) as client:
         got = client.post(DRAW, json={"prompt": "a", "model": "tiny"})
         assert "no model that draws" in error(got, 400, "model")
+
+
+def test_the_name_that_clients_have_built_in_is_the_first_that_transcribes(client):
+    for name in ("whisper-1", None):
+        got = client.post(LISTEN, files=sound(), data={"model": name} if name else {})
+        assert got.status_code == 200
+    assert error(client.post(DRAW, json={"model": "whisper-1", "prompt": "x"}), 404, "model")

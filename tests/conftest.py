@@ -18,6 +18,18 @@ def smollm2() -> Path:
         pytest.skip(f"needs the SmolLM2 file: {error}")
 
 
+@pytest.fixture(scope="session", params=["reference", "opencl"])
+def device(request) -> str:
+    """Each of the devices, or a skip where it isn't there."""
+    from engine import DeviceError, get_device
+
+    try:
+        get_device(request.param)
+    except DeviceError as error:
+        pytest.skip(f"no {request.param} here: {error}")
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def default_device(monkeypatch) -> None:
     """What a test sets as the default device is gone after it."""

@@ -5,18 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine import DeviceError, Tensor, get_device, program
+from engine import Tensor, program
 from engine import dtype as dt
 from engine.graph import ShapeError
-
-
-@pytest.fixture(params=["reference", "opencl"])
-def device(request):
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
-    return request.param
 
 
 @pytest.mark.parametrize("kind", [dt.float32, dt.float16])

@@ -18,17 +18,11 @@ VOCAB, SIZE, SLOTS = 50, 96, 3
 TOLERANCE = 1e-4  # float32 sums on logits of size 10, as in test_loading
 
 
-@pytest.fixture(scope="module", params=["reference", "opencl"])
-def parts(request):
-    from engine import DeviceError, Tensor, get_device
-
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
+@pytest.fixture(scope="module")
+def parts(device):
     weights, config = tiny.tensors(VOCAB), tiny.config(VOCAB)
-    tree = {k: Tensor.from_numpy(w, device=request.param) for k, w in weights.items()}
-    return weights, config, Batch(Params(tree), config, SLOTS, SIZE, request.param)
+    tree = {k: Tensor.from_numpy(w, device=device) for k, w in weights.items()}
+    return weights, config, Batch(Params(tree), config, SLOTS, SIZE, device)
 
 
 @pytest.fixture

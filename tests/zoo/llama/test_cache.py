@@ -22,17 +22,6 @@ STEP = 1 / 254 + 1e-3
 TOLERANCE = 0.15
 
 
-@pytest.fixture(scope="module", params=["reference", "opencl"])
-def device(request):
-    from engine import DeviceError, get_device
-
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def parts(device):
     from engine import Tensor

@@ -77,16 +77,10 @@ def test_a_guess_is_what_followed_last_time():
     assert Lookup(0).guess([7, 8, 7, 8, 7, 8]) == []
 
 
-@pytest.fixture(scope="module", params=["reference", "opencl"])
-def model(request, tmp_path_factory):
-    from engine import DeviceError, get_device
-
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
+@pytest.fixture(scope="module")
+def model(device, tmp_path_factory):
     path = tiny.write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")
-    return zoo.llama.load(path, device=request.param)
+    return zoo.llama.load(path, device=device)
 
 
 def said(model, prompt: str, **options) -> tuple[list[int], object]:

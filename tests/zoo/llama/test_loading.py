@@ -24,17 +24,6 @@ IDS = [5, 300, 17, 5, 80, 254, 9, 100, 44, 2]
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(params=["reference", "opencl"])
-def device(request) -> str:
-    from engine import DeviceError, get_device
-
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
-    return request.param
-
-
 def expected() -> np.ndarray:
     count = len(vocab.tiny()["tokenizer.ggml.tokens"])
     return reference.logits(tiny.tensors(count), tiny.config(count), IDS)

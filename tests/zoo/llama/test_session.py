@@ -19,17 +19,6 @@ from zoo.llama import session
 TALK = [{"role": "user", "content": "the fox"}, {"role": "assistant", "content": "dogs"}]
 
 
-@pytest.fixture(scope="module", params=["reference", "opencl"])
-def device(request):
-    from engine import DeviceError, get_device
-
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} here: {error}")
-    return request.param
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
     return tiny.write_gguf(tmp_path_factory.mktemp("model") / "tiny.gguf")

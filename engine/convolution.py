@@ -32,8 +32,7 @@ def conv2d(
     padding: zeros all around, or (above and below, left and right), or ((above, below), (left,
     right)). Halves multiply and sum in float32. Raises ShapeError for shapes that don't fit.
     """
-    how = _pair(stride), _sides(padding), _pair(dilation)
-    return _convolution("conv2d", x, weight, bias, *how, groups)
+    return conv(x, weight, bias, _pair(stride), _sides(padding), _pair(dilation), groups)
 
 
 def conv1d(
@@ -46,12 +45,10 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """x (B, C, T) and weight (O, C / groups, k) -> (B, O, OT); padding may be (before, after)."""
-    how = (stride,), [_pair(padding)], (dilation,)
-    return _convolution("conv1d", x, weight, bias, *how, groups)
+    return conv(x, weight, bias, (stride,), [_pair(padding)], (dilation,), groups)
 
 
-def _convolution(
-    name: str,
+def conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -60,9 +57,13 @@ def _convolution(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """One sum over (C / groups, *kernel) of a product (B, groups, O / groups, *out, …)."""
+    """The same over any number of axes: x (B, C, *space), weight (O, C / groups, *kernel).
+
+    sides: zeros (before, after) on each axis. One sum over (C / groups, *kernel) of a product
+    (B, groups, O / groups, *out, …).
+    """
     rank = len(sides)
-    shown = _check(name, x, weight, bias, rank, groups)
+    shown = _check(f"conv{rank}d", x, weight, bias, rank, groups)
     for n, k, (before, after), d in zip(x.shape[2:], weight.shape[2:], sides, dilation):
         if bounds(before + n + after - d * (k - 1))[0] < 1:
             raise ShapeError(f"{shown}: the kernel is larger than the padded x")

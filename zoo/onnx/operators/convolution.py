@@ -72,25 +72,9 @@ def convolve(
             return out if bias is None else out + bias.reshape(o, 1, 1)
     if taps > 1 and group == 1 and not _by_winograd(x, weight, strides, around, dilations):
         return _by_one_product(x, weight, bias, strides, around, dilations)
-    match len(strides):
-        case 1:
-            how = strides[0], around[0], dilations[0]
-            return convolution.conv1d(x, weight, bias, *how, group)
-        case 2:
-            how = tuple(strides), tuple(around), tuple(dilations)
-            out = convolution.conv2d(x, weight, bias, *how, group)
-            # Pixels of a channel by itself lie side by side, whoever reads them next.
-            return out.contiguous() if group > 1 else out
-    b, o, inner = x.shape[0], weight.shape[0], weight.shape[1:]
-    rank = len(strides)
-    padded = x.pad([(0, 0), (0, 0), *around])
-    windows = padded.windows(range(2, x.ndim), inner[1:], strides, dilations)
-    out = windows.shape[2 : 2 + rank]
-    split = windows.reshape(b, group, 1, inner[0], *out, *inner[1:])
-    split = split.permute(0, 1, 2, *range(4, 4 + rank), 3, *range(4 + rank, 4 + 2 * rank))
-    terms = split * weight.reshape(1, group, o // group, *(1,) * rank, *inner)
-    total = terms.sum(range(terms.ndim - 1 - rank, terms.ndim)).reshape(b, o, *out)
-    return total if bias is None else total + bias.reshape(o, *(1,) * rank)
+    out = convolution.conv(x, weight, bias, strides, around, dilations, group)
+    # Pixels of a channel by itself lie side by side, whoever reads them next.
+    return out.contiguous() if len(strides) == 2 and group > 1 else out
 
 
 def _by_winograd(

@@ -106,7 +106,7 @@ class Tiles:
         return multiplied(x, w)
 
     def source(self) -> tuple[str, ...]:
-        return (asm.BEGIN, *((PAIRS,) if self.kind else ()), _source(self))
+        return (asm.BEGIN, *((PAIRS, asm.HALVES) if self.kind else ()), _source(self))
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -246,11 +246,6 @@ static inline void zoo_store_pairs(ushort* p, float16 a, float16 b) {
   *(uint16*)p = r;
 }
 typedef uint16 zoo_uint16 __attribute__((aligned(4)));
-static inline float16 zoo_load_halves(__global const uchar* p) {
-  float16 r;
-  __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const ushort16*)p));
-  return r;
-}
 """.replace("ORDER", ", ".join(str(i | (16 + i) << 16) for i in range(16)))
 
 

@@ -22,6 +22,15 @@ static inline void zoo_tiles_begin(uchar* config) {
 static inline void zoo_tiles_end(void) { __asm__ volatile("tilerelease" ::: "memory"); }
 """
 
+# The scales of 16 columns.
+HALVES = """
+static inline float16 zoo_load_halves(__global const uchar* p) {
+  float16 r;
+  __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const ushort16*)p));
+  return r;
+}
+"""
+
 
 def volatile(lines: Sequence[str], *operands: str) -> str:
     """A statement of instructions over operands in general registers, %0 and on."""

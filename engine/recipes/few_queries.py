@@ -14,13 +14,12 @@ from functools import reduce
 from engine import dtype as dt
 from engine import graph as g
 from engine.graph import Node, Op
-from engine.indexing import move_index
 from engine.recipes import few_queries_code as code
 from engine.recipes.attention import scores
 from engine.recipes.settings import Settings
 from engine.recipes.softmax import LOG2E, Attention, find_attention
-from engine.recipes.views import MOVING, Operand, View, strided, view_of
-from engine.symbolic import Int, Var, upper
+from engine.recipes.views import Operand, View, beneath, strided, view_of
+from engine.symbolic import Int, upper
 
 MOST = 64  # queries up to which this is the better way on any device
 TOGETHER = 6  # query heads whose sums stay in registers
@@ -248,14 +247,10 @@ def _stored(found: Attention) -> tuple[Node | None, Operand, Operand]:
 
 def _chosen(x: Node) -> tuple[Node, Node] | None:
     """(all, which) where x, of float32, is all[which]."""
-    axes = tuple(Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape))
-    index = axes
-    while x.op in MOVING:
-        index = index if x.op is Op.CAST else move_index(x, index)[0]
-        x = x.src[0]
-    if x.op is not Op.GATHER or x.arg != 0 or len(x.src[1].shape) != 1 or index != axes:
+    _, base, axes, index = beneath(x)
+    if base.op is not Op.GATHER or base.arg != 0 or len(base.src[1].shape) != 1 or index != axes:
         return None
-    return g.cast(x.src[0], dt.float32), g.cast(x.src[1], dt.int32)
+    return g.cast(base.src[0], dt.float32), g.cast(base.src[1], dt.int32)
 
 
 def _keys(keys: Node) -> Operand:

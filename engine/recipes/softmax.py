@@ -195,28 +195,34 @@ def _visible(mask: Node, row: tuple[int, ...]) -> Int | str | None:
 def _limits(mask: Node, batch: tuple[int, ...]) -> Node | None:
     """How many keys are seen, int32, where that is computed for each index of the axes `batch`."""
     axes = tuple(Var(f"m{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(mask.shape))
-    moved, index = [], axes
-    while mask.op in g.MOVEMENT:
-        moved.append(mask)
-        index, guard = move_index(mask, index)
-        if guard:
-            return None
-        mask = mask.src[0]
-    if mask.op is not Op.CMPLT or _number(mask.src[0], index) is not axes[-1]:
+    found = _unmoved(mask, axes)
+    if found is None or found[1].op is not Op.CMPLT:
         return None
-    limit = base = mask.src[1]
-    while base.op in g.MOVEMENT:
-        index, guard = move_index(base, index)
-        if guard:
-            return None
-        base = base.src[0]
-    if _vars(index) - {axes[a] for a in batch}:
+    moved, compared, index = found
+    key, limit = compared.src
+    below = _unmoved(limit, index)
+    if _number(key, index) is not axes[-1] or below is None:
+        return None
+    if _vars(below[2]) - {axes[a] for a in batch}:
         return None
     for step in reversed(moved):
         limit = g.make(step.op, (limit,), step.arg, limit.dtype, step.shape)
     ends = tuple((0, n if a in batch else 1) for a, n in enumerate(limit.shape))
     limit = g.shrink(limit, ends)
     return g.cast(g.reshape(limit, (limit.numel,)), dt.int32)
+
+
+def _unmoved(x: Node, index: tuple[Int, ...]) -> tuple[list[Node], Node, tuple[Int, ...]] | None:
+    """The movement that x is made by, from x inwards, the node below, and where in it x's element
+    at `index` lies; None where some of that is padding."""
+    moved = []
+    while x.op in g.MOVEMENT:
+        moved.append(x)
+        index, guard = move_index(x, index)
+        if guard:
+            return None
+        x = x.src[0]
+    return moved, x, index
 
 
 def _vars(index: tuple[Int, ...]) -> frozenset[Expr]:

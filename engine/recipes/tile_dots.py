@@ -38,7 +38,7 @@ class TileDots(vnni.Dots):
         return FIRST + self.depth * PANEL
 
     def source(self) -> tuple[str, ...]:
-        return (asm.BEGIN, SHAPES, _source(self))
+        return (asm.BEGIN, asm.HALVES, SHAPES, _source(self))
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -58,11 +58,6 @@ static inline void zoo_dots_begin(uchar* config) {
   config[48 + 6] = 8;
   __asm__ volatile("ldtilecfg (%0)" :: "r"(config) : "memory");
 }
-static inline float16 zoo_scales(__global const uchar* p) {
-  float16 r;
-  __asm__("vcvtph2ps %1, %0" : "=v"(r) : "m"(*(__global const ushort16*)p));
-  return r;
-}
 static inline float16 zoo_fma(float16 a, float16 b, float16 sum) {
   __asm__("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));  // fma() would be a call
   return sum;
@@ -80,7 +75,7 @@ def _source(spec: TileDots) -> str:
     sums = " ".join(f"float16 a{i} = (float16)(0.0f);" for i in range(GROUP))
     kept = "\n".join(f"      *(float16*)(to + {i * PANEL}) = a{i};" for i in range(GROUP))
     rows = "\n".join(line for i in range(GROUP) for line in _row(kind, i, 2 * count))
-    least = f"const float16 least = zoo_scales(w + {2 * PANEL});" if kind.has_least else ""
+    least = f"const float16 least = zoo_load_halves(w + {2 * PANEL});" if kind.has_least else ""
     return f"""
 static inline void {spec.name}_block(uchar* sums, __global const char* x, const uchar* q) {{
   {_multiply(2 * spec.depth)}
@@ -115,7 +110,7 @@ static void {spec.name}_end(void) {{ zoo_tiles_end(); }}
         if (b + 1 < {count})
           {spec.name}_block(sums + (~b & 1) * {2 * DOTS}, x + {2 * BLOCK} * (b + 1),
                             q + {BLOCK * PANEL} * (b + 1));
-        const float16 scale = zoo_scales(w); {least}
+        const float16 scale = zoo_load_halves(w); {least}
         {_fetched(kind, count)}
         float16 v;
 {rows}

@@ -10,7 +10,7 @@ from engine import dtype as dt
 from engine import graph as g
 from engine.dtype import DType
 from engine.graph import Node, Op
-from engine.indexing import flat_index, move_index
+from engine.indexing import Index, flat_index, move_index
 from engine.symbolic import Int, Var, linear_in, upper
 
 MOVING = (g.MOVEMENT | {Op.CAST}) - {Op.PAD}
@@ -47,24 +47,29 @@ class Operand(NamedTuple):
     view: View
 
 
+def beneath(x: Node) -> tuple[list[Node], Node, Index, Index]:
+    """What x is a view of: the views from x inwards, the node below them, a variable for each of
+    x's axes, and where in that node x's element there lies."""
+    axes = tuple(Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape))
+    chain, index = [], axes
+    while x.op in MOVING:
+        chain.append(x)
+        index = index if x.op is Op.CAST else move_index(x, index)[0]
+        x = x.src[0]
+    return chain, x, axes, index
+
+
 def strided(x: Node, halves: tuple[DType, ...] = (dt.float16,)) -> Operand | None:
     """x, of float32, as a buffer with constant strides; None where it must be computed.
 
     The buffer may hold float32 or one of `halves`.
     """
-    chain = [x]
-    while chain[-1].op in MOVING:
-        chain.append(chain[-1].src[0])
-    base = chain.pop()
+    chain, base, axes, index = beneath(x)
     if base.op not in STORED or base.dtype not in (dt.float32, *halves):
         return None
     casts = [(n.src[0].dtype, n.dtype) for n in chain if n.op is Op.CAST]
     if casts != [(base.dtype, dt.float32)] * (base.dtype is not dt.float32):
         return None  # another one would round
-    axes = [Var(f"v{a}", 0, max(upper(n) - 1, 1)) for a, n in enumerate(x.shape)]
-    index = tuple(axes)
-    for node in chain:
-        index = index if node.op is Op.CAST else move_index(node, index)[0]
     rest = flat_index(index, base.shape)
     strides = []
     for axis in axes:

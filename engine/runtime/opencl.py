@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -52,7 +53,7 @@ class OpenCLDevice:
         self.name = "opencl" + (f":{which}" if which else "")
         self.context = self.cl.Context([self.device])
         self.queue = self.cl.CommandQueue(self.context)
-        self.unsaved: list[Built] = []
+        self.unsaved: WeakSet[Built] = WeakSet()  # compiled here; those that are still in use
         atexit.register(self._end)
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
@@ -161,8 +162,8 @@ class OpenCLDevice:
         path = cache_folder() / f"{key}.bin"
         found = self._cached(path)
         built = Built(found or self._compile(source), path, () if found else names)
-        if not found:
-            self.unsaved.append(built)
+        if built.left:
+            self.unsaved.add(built)
         return built
 
     def _cached(self, path: Path) -> Any:
@@ -293,6 +294,7 @@ class Launches:
         self.ints = Ints(device, steps)
         device.kernels([s.function for s in steps])
         self.kernels = [self._own(step) for step in steps] if repeated else None
+        self.fresh = True  # some function may never have run
 
     def _own(self, step: Step) -> Any:
         program = self.device.built[step.function].program
@@ -319,7 +321,6 @@ class Launches:
         device = self.device
         self.ints.set(values)
         device.running[id(self)] = self  # before the first launch: it may be interrupted
-        launched: dict[Built, set[str]] = {}
         for number, step in enumerate(self.steps):
             groups = evaluate(step.groups, values)
             if groups == 0:
@@ -329,13 +330,8 @@ class Launches:
                 self._timed(step, kernel, groups, values)
             else:
                 self._launch(kernel, groups)
-            built = device.built[step.function]
-            if step.function.name in built.left:
-                launched.setdefault(built, set()).add(step.function.name)
-        if launched:
-            device.queue.finish()
-        for built, names in launched.items():
-            built.ran(names)
+        if self.fresh:
+            self._keep(values)
         if len(device.running) > MOST_RUNNING:
             device.queue.finish()
             device.running.clear()
@@ -356,6 +352,18 @@ class Launches:
         self.device.queue.finish()
         taken = (time.perf_counter() - start) * 1e6
         print(step.report(taken, values), file=sys.stderr)
+
+    def _keep(self, values: Mapping[Expr, int]) -> None:
+        """Tell the programs which of their functions have run now for the first time."""
+        built, self.fresh = self.device.built, False
+        first = [s for s in self.steps if s.function.name in built[s.function].left]
+        if first:
+            self.device.queue.finish()
+        for step in first:
+            if evaluate(step.groups, values):
+                built[step.function].ran([step.function.name])
+            else:
+                self.fresh = True  # with other values it may
 
 
 def pick(cl: Any, which: str) -> Any:

@@ -304,12 +304,20 @@ _HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)((?:/[\w][\w.+=-
 WEIGHT_SUFFIXES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 
 
+def known(name: str) -> Model | None:
+    """The entry called `name`, or one of its aliases, if there is one."""
+    return _by_name().get(name.lower())
+
+
+def _by_name() -> dict[str, Model]:
+    return {alias: model for model in MODELS for alias in (model.name, *model.aliases)}
+
+
 def find(name: str) -> Model:
     """The entry called `name` (or one of its aliases); WeightError lists close names."""
-    known = {alias: model for model in MODELS for alias in (model.name, *model.aliases)}
-    if model := known.get(name.lower()):
+    if model := known(name):
         return model
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.4)
+    near = difflib.get_close_matches(name.lower(), _by_name(), n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise WeightError(
         f"no model is called '{printable(name)}' and no such file exists",

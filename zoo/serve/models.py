@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
-from weights import WeightError, registry
+from weights import registry
 from zoo.errors import UsageError
 from zoo.serve.errors import ApiError
 from zoo.serve.fields import Fields
@@ -122,10 +122,8 @@ def name_of(path: str) -> str:
 
 def own_name(name: str) -> str:
     """What the registry calls a model that it knows by another name; others as they are."""
-    try:
-        return registry.find(name).name
-    except WeightError:
-        return name
+    model = registry.known(name)
+    return name if model is None else model.name
 
 
 def _chat(path: str, name: str, options: Options, metrics: Metrics) -> Scheduler:

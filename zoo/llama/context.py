@@ -51,12 +51,12 @@ class Context:
         elements = sum(map(prod, model.expected_shapes(config).values()))
         self._is_first = elements < SMALL
         self._device = device
-        # A program's slices are checked for the largest start and length at once, hence the
-        # rows behind the last position; no token is ever attended there.
-        # halves are half the memory to read for each token
+        # Halves are half the memory to read for each token.
         self.cache_type = cache_type or ("f32" if dtype == "f32" else "f16")
         if self.cache_type not in KINDS:
             raise UsageError(f"cache_type must be one of {', '.join(KINDS)}, got {cache_type!r}")
+        # A program's slices are checked for the largest start and length at once, hence the
+        # rows behind the last position; no token is ever attended there.
         cache = init_cache(config, size + PREFILL - 1, device, KINDS[self.cache_type])
         self.cache = cache
         start = (0, size - 1)

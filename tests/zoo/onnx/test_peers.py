@@ -17,7 +17,10 @@ CLOSE = 1e-4  # of the largest number: sums of thousands of products in another 
 
 
 def shipped(package: str, pattern: str) -> Path:
-    """A file of an installed package, which is not imported; without the package: skip."""
+    """A file of an installed package, which is not imported.
+
+    Without the package, as rapidocr has none for Python 3.13 and later: skip.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         pytest.skip(f"needs the package {package}")

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from zoo.stable_diffusion.parameters import Parameters
     from zoo.stable_diffusion.settings import Settings
 
-DEFAULT_MODEL = "sd1.5"
+TINY = "emoji"  # comes with this package: draws at once, and little
+FULL_SIZE = "sd1.5"
+HINT = (
+    f"(drawn by the tiny model `{TINY}`, which knows emoji and no more; `--model {FULL_SIZE}` is "
+    "Stable Diffusion 1.5, which takes a download of 2.1 GB once)"
+)
 EVERY = 5  # calls of the UNet between previews
 
 
@@ -127,7 +132,8 @@ def add_flags(parser: cli.Parser, command: str) -> cli.Parser:
     if command != "txt2img":
         del groups["second pass at a larger size"]
     cli.add_flags(parser, groups, {"--hires": "hires_scale"})
-    cli.add_model_flags(parser, DEFAULT_MODEL, "of the first picture (default: a new one)")
+    default = TINY if command == "txt2img" else FULL_SIZE
+    cli.add_model_flags(parser, default, "of the first picture (default: a new one)")
     return parser
 
 

@@ -11,6 +11,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from training.emoji import data, model, sampling, train
@@ -18,13 +19,16 @@ from training.emoji.sampling import Drawer
 from training.emoji.train import Run
 
 HERE = Path(__file__).parent
-OUT = HERE.parents[1] / "zoo" / "stable_diffusion" / "data" / "emoji"
+ROOT = HERE.parents[1]
+OUT = ROOT / "zoo" / "stable_diffusion" / "data" / "emoji"
+KNOWN = ROOT / "tests" / "zoo" / "stable_diffusion" / "emoji.npz"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m training.emoji", description=__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/emoji"), help="checkpoints")
     parser.add_argument("--out", type=Path, default=OUT, help="the diffusers folder")
+    parser.add_argument("--references", type=Path, default=KNOWN, help="what tests compare with")
     parser.add_argument("--autoencoder-steps", type=int, default=4500)
     parser.add_argument("--diffusion-steps", type=int, default=20000)
     parser.add_argument("--threads", type=int, default=2)
@@ -40,25 +44,31 @@ def main() -> None:
         [*(name for s in shown for name in s.names), *data.TEMPLATES, *data.COLOURS]
     )
     vae = model.autoencoder().to(memory_format=torch.channels_last)
-    first = Run(chosen.work / "autoencoder.pt", {"vae": vae}, 1e-3, chosen.autoencoder_steps, 300)
+    parts = {"vae": vae, "norm": torch.nn.BatchNorm2d(4, affine=False)}
+    first = Run(chosen.work / "autoencoder.pt", parts, 1e-3, chosen.autoencoder_steps, 300)
     learns = not (chosen.export or chosen.score)
     if learns:
         train.train_autoencoder(first, batch=16, seed=chosen.seed)
     vae = first.averages["vae"]
     latents = train.encoded(vae, train.pictures())
-    scale = 1 / latents.std().item()
+    vae = train.finished(vae, latents)
+    mean, deviation = latents.mean((0, 2, 3), keepdim=True), latents.std((0, 2, 3), keepdim=True)
+    latents = (latents - mean) / deviation
     parts = {
         "unet": model.unet().to(memory_format=torch.channels_last),
         "text_encoder": model.text_encoder(len(tokenizer.vocab)),
     }
     second = Run(chosen.work / "diffusion.pt", parts, 1e-3, chosen.diffusion_steps, 500)
     if learns:
-        train.train_diffusion(second, latents * scale, tokenizer, batch=64, seed=chosen.seed)
-    vae.register_to_config(scaling_factor=scale)
+        train.train_diffusion(second, latents, tokenizer, batch=64, seed=chosen.seed)
+    vae.register_to_config(scaling_factor=1.0)
     if chosen.score:
-        score(Drawer(vae, **second.averages, tokenizer=tokenizer, scale=scale), latents * scale)
+        score(Drawer(vae, **second.averages, tokenizer=tokenizer, scale=1.0), latents)
         return
     export(chosen.out, {"vae": vae, **second.averages}, tokenizer)
+    names = [thing.names[0] for thing in data.things()]
+    known = (latents[: len(names)] * 32).round().clamp(-127, 127).to(torch.int8)
+    np.savez_compressed(chosen.references, names=names, latents=known.numpy())
 
 
 def score(drawer: Drawer, latents: torch.Tensor) -> None:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
 from transformers import CLIPTextConfig, CLIPTextModel
 
@@ -33,7 +32,7 @@ SCHEDULER = {
 
 def autoencoder() -> AutoencoderKL:
     """3.6 M parameters; pictures (B, 3, 64, 64) to latents (B, 4, 8, 8)."""
-    made = AutoencoderKL(
+    return AutoencoderKL(
         block_out_channels=(32, 32, 64, 128),
         layers_per_block=2,
         latent_channels=4,
@@ -41,9 +40,6 @@ def autoencoder() -> AutoencoderKL:
         down_block_types=("DownEncoderBlock2D",) * 4,
         up_block_types=("UpDecoderBlock2D",) * 4,
     )
-    # Little noise in the latents at first, or nothing is ever learned to be told by them.
-    torch.nn.init.constant_(made.quant_conv.bias[4:], -5.0)
-    return made
 
 
 def unet() -> UNet2DConditionModel:

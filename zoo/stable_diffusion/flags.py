@@ -77,10 +77,11 @@ _FLAGS = {
 }  # fmt: skip
 _EXAMPLE = {
     "txt2img": (
-        'txt2img "a lighthouse in a storm, oil painting"',
+        'txt2img "red apple"                                   an emoji, by a tiny model',
+        'txt2img "a lighthouse in a storm, oil painting" --model sd1.5',
         'txt2img "a (red:1.3) fox" -o fox.png --seed 7 --sampler "Euler a" --steps 30',
         'txt2img "a harbour" --batch 4 --scheduler karras -o harbour.png    also a grid of them',
-        'txt2img "a castle" --hires 1.5 --preview every=5',
+        'txt2img "a castle" --model sd1.5 --hires 1.5 --preview every=5',
         "txt2img --from-png fox.png --seed 8                   as before, but for the seed",
         "(`txt2img` is the same as `python -m zoo.stable_diffusion txt2img`)",
     ),

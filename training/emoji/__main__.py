@@ -31,6 +31,7 @@ def main() -> None:
     parser.add_argument("--references", type=Path, default=KNOWN, help="what tests compare with")
     parser.add_argument("--autoencoder-steps", type=int, default=4500)
     parser.add_argument("--diffusion-steps", type=int, default=20000)
+    parser.add_argument("--decoder-steps", type=int, default=4500)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--score", action="store_true", help="train nothing, say how good it is")
@@ -61,6 +62,12 @@ def main() -> None:
     second = Run(chosen.work / "diffusion.pt", parts, 1e-3, chosen.diffusion_steps, 500)
     if learns:
         train.train_diffusion(second, latents, tokenizer, batch=64, seed=chosen.seed)
+    parts = {name: vae.get_submodule(name) for name in ("post_quant_conv", "decoder")}
+    third = Run(chosen.work / "decoder.pt", parts, 1e-3, chosen.decoder_steps, 300)
+    if learns:
+        train.train_decoder(third, latents, batch=16, seed=chosen.seed)
+    for name, average in third.averages.items():
+        vae.get_submodule(name).load_state_dict(average.state_dict())
     vae.register_to_config(scaling_factor=1.0)
     if chosen.score:
         score(Drawer(vae, **second.averages, tokenizer=tokenizer, scale=1.0), latents)

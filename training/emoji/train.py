@@ -36,7 +36,7 @@ class Run:
         for average in self.averages.values():
             average.requires_grad_(False)
         for module in modules.values():
-            speed_up(module)
+            speed_up(module.requires_grad_(True))
         weights = [p for module in modules.values() for p in module.parameters()]
         decayed = [p for p in weights if p.ndim > 1]
         rest = [p for p in weights if p.ndim <= 1]
@@ -96,7 +96,7 @@ class _Log:
     def add(self, loss: float, size: int) -> None:
         self.total, self.count = self.total + loss, self.count + 1
         seconds = time.monotonic() - self.since
-        if seconds > 20:
+        if seconds > 30:
             speed = self.count * size / seconds
             line = f"step {self.run.step} loss {self.total / self.count:.4f} {speed:.1f} pictures/s"
             print(line, flush=True)
@@ -127,8 +127,14 @@ def edges(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x[..., 1:, :] - x[..., :-1, :], x[..., 1:] - x[..., :-1]
 
 
+def difference(made: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """L1 and L2 of pixels, L1 of edges."""
+    loss = F.l1_loss(made, x) + F.mse_loss(made, x)
+    return loss + sum(F.l1_loss(a, b) for a, b in zip(edges(made), edges(x)))
+
+
 def train_autoencoder(run: Run, batch: int, seed: int) -> None:
-    """Pictures to latents and back: L1 and L2 of pixels, L1 of edges.
+    """Pictures to latents and back.
 
     While it learns, each channel of the latents is given mean 0 and variance 1 over the batch; with
     a KL divergence in its place such small latents shrink to nothing before they are of use. The
@@ -143,8 +149,7 @@ def train_autoencoder(run: Run, batch: int, seed: int) -> None:
         with torch.autocast("cpu", torch.bfloat16):
             z = norm(module.quant_conv(module.encoder(x))[:, :4].float())
             made = module.decode(z + NOISE * torch.randn_like(z)).sample.float()
-        loss = F.l1_loss(made, x) + F.mse_loss(made, x)
-        loss = loss + sum(F.l1_loss(a, b) for a, b in zip(edges(made), edges(x)))
+        loss = difference(made, x)
         run.learn(loss)
         log.add(loss.item(), batch)
     run.save()
@@ -160,6 +165,23 @@ def finished(vae: torch.nn.Module, latents: torch.Tensor) -> torch.nn.Module:
     layer.weight[4:] = 0
     layer.bias[4:] = 2 * float(np.log(NOISE))
     return vae
+
+
+def train_decoder(run: Run, latents: torch.Tensor, batch: int, seed: int) -> None:
+    """The decoder goes on alone, since the UNet has learned the encoder's latents (N, 4, 8, 8)."""
+    all_pictures, log = pictures(), _Log(run)
+    first, decoder = run.modules["post_quant_conv"], run.modules["decoder"]
+    while run.step < run.steps:
+        draw = np.random.default_rng((seed, run.step))
+        torch.manual_seed(seed + run.step)
+        chosen = _chosen(draw, len(all_pictures), batch)
+        z = latents[chosen].to(memory_format=torch.channels_last)
+        with torch.autocast("cpu", torch.bfloat16):
+            made = decoder(first(z + NOISE * torch.randn_like(z))).float()
+        loss = difference(made, as_input(all_pictures[chosen]))
+        run.learn(loss)
+        log.add(loss.item(), batch)
+    run.save()
 
 
 @torch.no_grad()

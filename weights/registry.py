@@ -283,7 +283,7 @@ MODELS = (
     Model(
         name="emoji",
         description="Emoji from a tiny Stable Diffusion, 64x64, diffusers folder in float16",
-        size=21_600_000,
+        size=21_717_000,
         licence="OFL-1.1",
         sources=(Packaged("zoo/stable_diffusion/data/emoji"),),
     ),

@@ -110,6 +110,8 @@ def export(out: Path, parts: dict[str, torch.nn.Module], tokenizer: model.Tokeni
         (out / f"{name}.json").write_text(json.dumps(values, indent=2) + "\n")
     shutil.copyfile(HERE / "MODEL_CARD.md", out / "README.md")
     shutil.copyfile(HERE / "OFL.txt", out / "OFL.txt")
+    for file in out.rglob("*.safetensors"):
+        file.chmod(0o644)  # safetensors makes them the user's own
 
 
 if __name__ == "__main__":

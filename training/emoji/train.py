@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional as F
 
 from training.emoji import data, model
-from training.emoji.group_norm import speed_up
+from training.emoji.faster import attention, speed_up
 from zoo.stable_diffusion.tokenizer import Tokenizer
 
 SIDE = data.SIZE // 8  # of a latent
@@ -215,6 +215,7 @@ def train_diffusion(
 ) -> None:
     """The UNet and the text encoder, on scaled latents (N, 4, 8, 8) of the pictures shown."""
     shown = [s for s in data.samples() if not s.held_out]
+    F.scaled_dot_product_attention = attention  # of diffusers and transformers
     powers = signal_powers()
     unet, text = run.modules["unet"], run.modules["text_encoder"]
     ids, log = _Captions(tokenizer), _Log(run)

@@ -46,7 +46,7 @@ def main() -> None:
     )
     vae = model.autoencoder().to(memory_format=torch.channels_last)
     parts = {"vae": vae, "norm": torch.nn.BatchNorm2d(4, affine=False)}
-    first = Run(chosen.work / "autoencoder.pt", parts, 1e-3, chosen.autoencoder_steps, 300)
+    first = Run(chosen.work / "autoencoder.pt", parts, 1e-3, chosen.autoencoder_steps, 100)
     learns = not (chosen.export or chosen.score)
     if learns:
         train.train_autoencoder(first, batch=16, seed=chosen.seed)

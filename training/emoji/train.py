@@ -37,9 +37,9 @@ class Run:
             average.requires_grad_(False)
         for module in modules.values():
             speed_up(module.requires_grad_(True))
-        weights = [p for module in modules.values() for p in module.parameters()]
-        decayed = [p for p in weights if p.ndim > 1]
-        rest = [p for p in weights if p.ndim <= 1]
+        self.weights = [p for module in modules.values() for p in module.parameters()]
+        decayed = [p for p in self.weights if p.ndim > 1]
+        rest = [p for p in self.weights if p.ndim <= 1]
         groups = [{"params": decayed, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}]
         self.optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=True)
         if file.is_file():
@@ -73,17 +73,14 @@ class Run:
             group["lr"] = rate
         self.optimiser.zero_grad(set_to_none=True)
         loss.backward()
-        for module in self.modules.values():
-            torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0, foreach=True)
+        torch.nn.utils.clip_grad_norm_(self.weights, 1.0, foreach=True)
         self.optimiser.step()
         self.step += 1
         # The average is over fewer steps at first, when weights are worth less.
         keep = min(0.5 ** (1 / self.half_life), (self.step + 1) / (self.step + 10))
         with torch.no_grad():
-            for name, module in self.modules.items():
-                if weights := list(module.parameters()):
-                    averages = list(self.averages[name].parameters())
-                    torch._foreach_lerp_(averages, weights, 1 - keep)
+            averages = [p for module in self.averages.values() for p in module.parameters()]
+            torch._foreach_lerp_(averages, self.weights, 1 - keep)
 
 
 class _Log:

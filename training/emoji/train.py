@@ -1,8 +1,9 @@
 """The training of both parts, in steps that can be broken off and gone on with.
 
 Autoencoder: Rombach et al. 2022, without the discriminator. Diffusion: v-prediction (Salimans and
-Ho 2022) with min-SNR weights (Hang et al. 2023) and captions left out now and then for guidance
-(Ho and Salimans 2022). What is written are moving averages of the weights.
+Ho 2022), all times alike, since it is at the noisy ones that a caption decides what is drawn, and
+captions left out now and then for guidance (Ho and Salimans 2022). What is written are moving
+averages of the weights.
 """
 
 from __future__ import annotations
@@ -238,9 +239,7 @@ def train_diffusion(
         with torch.autocast("cpu", torch.bfloat16):
             context = text(ids(told)).last_hidden_state
             made = unet(noisy, times, context).sample
-        ratio = power / (1 - power)
-        weight = torch.clamp(ratio, max=5) / (ratio + 1)
-        loss = (weight * (made.float() - velocity) ** 2).mean()
+        loss = F.mse_loss(made.float(), velocity)
         run.learn(loss)
         log.add(loss.item(), batch)
     run.save()

@@ -281,11 +281,12 @@ MODELS = (
     _whisper("large-v3", "1550M parameters", 3_090_000_000, "large"),
     _whisper("large-v3-turbo", "809M parameters", 1_620_000_000, "turbo"),
     Model(
-        name="emoji",
+        name="stable-diffusion-emoji",
         description="Emoji from a tiny Stable Diffusion, 64x64, diffusers folder in float16",
         size=21_717_000,
         licence="OFL-1.1",
         sources=(Packaged("zoo/stable_diffusion/data/emoji"),),
+        aliases=("emoji",),
     ),
     Model(
         name="stable-diffusion-1.5",

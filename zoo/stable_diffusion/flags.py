@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from zoo.stable_diffusion.parameters import Parameters
     from zoo.stable_diffusion.settings import Settings
 
-TINY = "emoji"  # comes with this package: draws at once, and little
+TINY = "stable-diffusion-emoji"  # comes with this package: draws at once, and little
 FULL_SIZE = "sd1.5"
 HINT = (
-    f"(drawn by the tiny model `{TINY}`, which knows emoji and no more; `--model {FULL_SIZE}` is "
-    "Stable Diffusion 1.5, which takes a download of 2.1 GB once)"
+    "(drawn by a tiny model, which knows emoji and no more; "
+    f"`--model {FULL_SIZE}` is Stable Diffusion 1.5, once a download of 2.1 GB)"
 )
 EVERY = 5  # calls of the UNet between previews
 

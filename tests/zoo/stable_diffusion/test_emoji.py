@@ -41,7 +41,8 @@ def test_without_a_model_it_draws_an_emoji_says_so_and_repeats_it(tmp_path) -> N
         assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
         assert done.stderr == f"{flags.HINT}\n"
     with Image.open(tmp_path / "a.png") as image:
-        assert image.size == (64, 64) and "Model: emoji" in image.info["parameters"]
+        assert image.size == (64, 64)
+        assert "Model: stable-diffusion-emoji" in image.info["parameters"]
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 

@@ -78,7 +78,7 @@ def test_check_runs_the_lines_of_the_readme(tmp_path: Path) -> None:
         "ruff check .",
         "ruff format --check .",
         "pip install -e .[peers]",
-        "python -m pytest -m peers",
+        "python -m pytest -m peers and not slow",
     ]
 
 

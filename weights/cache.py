@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.runtime.host import user_cache
 from weights.checkpoint import WeightError
-from weights.registry import Hub, Model, Wheels
+from weights.registry import Hub, Model, Packaged, Source, Wheels
 
 CHUNK = 1 << 20  # bytes
 NOTE = ".fetched.json"
@@ -44,8 +44,12 @@ def size_text(nbytes: int) -> str:
 def local(model: Model) -> Path | None:
     """The verified file or folder of `model` in the cache; None when it isn't (wholly) there.
 
-    Hashes a file only when it changed since last time.
+    Hashes a file only when it changed since last time. What comes with this package is where that
+    is installed.
     """
+    for source in model.sources:
+        if isinstance(source, Packaged) and source.folder.is_dir():
+            return source.folder
     folder = model.folder
     note = _read_note(folder / NOTE)
     if note is None or note["source"] not in map(_identity, model.sources):
@@ -68,7 +72,7 @@ def local(model: Model) -> Path | None:
     return _main(folder, note["files"])
 
 
-def install(model: Model, source: Hub | Wheels, fetched: Fetched) -> None:
+def install(model: Model, source: Source, fetched: Fetched) -> None:
     """Give the fetched folder its final name, in the place of an older one."""
     _write_note(fetched.folder, fetched.hashes, _identity(source), fetched.revision)
     model.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -123,8 +127,10 @@ def _adopt(model: Model) -> Path | None:
     return None
 
 
-def _identity(source: Hub | Wheels) -> Any:
+def _identity(source: Source) -> Any:
     """What a note says of its source: another one means that the registry has changed since."""
+    if isinstance(source, Packaged):
+        return source.path
     if isinstance(source, Hub):
         return f"{source.repo}@{source.revision}"
     return [[file.name, file.sha256] for file in source.files]

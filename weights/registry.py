@@ -58,6 +58,24 @@ class Wheels:
 
 
 @dataclass(frozen=True)
+class Packaged:
+    """A folder that is installed with this package; nothing is fetched. `path` is from its root."""
+
+    path: str
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return Path(__file__).resolve().parent.parent / self.path
+
+    def __str__(self) -> str:
+        return "this package"
+
+
+Source = Hub | Wheels | Packaged
+
+
+@dataclass(frozen=True)
 class Model:
     """One registry entry.
 
@@ -69,7 +87,7 @@ class Model:
     description: str
     size: int
     licence: str
-    sources: tuple[Hub | Wheels, ...]
+    sources: tuple[Source, ...]
     aliases: tuple[str, ...] = ()
     gated: bool = False
 
@@ -262,6 +280,14 @@ MODELS = (
     _whisper("large-v2", "1550M parameters", 6_180_000_000),
     _whisper("large-v3", "1550M parameters", 3_090_000_000, "large"),
     _whisper("large-v3-turbo", "809M parameters", 1_620_000_000, "turbo"),
+    Model(
+        name="stable-diffusion-emoji",
+        description="Emoji from a tiny Stable Diffusion, 64x64, diffusers folder in float16",
+        size=21_717_000,
+        licence="OFL-1.1",
+        sources=(Packaged("zoo/stable_diffusion/data/emoji"),),
+        aliases=("emoji",),
+    ),
     Model(
         name="stable-diffusion-1.5",
         description="Stable Diffusion 1.5, 512x512, diffusers folder in float16",

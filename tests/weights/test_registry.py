@@ -32,7 +32,7 @@ def test_files_of_wheels_have_plain_names_and_hashes():
 def test_the_promised_models_are_there():
     promised = "smollm2-135m-instruct smollm2-360m-instruct smollm2-1.7b-instruct "
     promised += "tinyllama-1.1b-chat llama-3.2-1b-instruct llama-3.2-3b-instruct "
-    promised += "mistral-7b-instruct sd1.5 sd2.1 sd-turbo sdxl "
+    promised += "mistral-7b-instruct emoji sd1.5 sd2.1 sd-turbo sdxl "
     sizes = "tiny tiny.en base base.en small small.en medium medium.en "
     sizes += "large-v1 large-v2 large-v3 large-v3-turbo"
     for name in promised.split() + sizes.split() + [f"whisper-{size}" for size in sizes.split()]:

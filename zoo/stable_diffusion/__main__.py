@@ -92,6 +92,8 @@ def _preview_of(arguments: argparse.Namespace, taken: Sequence[Path]) -> tuple[P
 def _load(arguments: argparse.Namespace) -> StableDiffusion:
     from zoo import stable_diffusion
 
+    if arguments.model == flags.TINY:
+        cli.note(flags.HINT)
     return cli.load(
         stable_diffusion.load,
         arguments,

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from zoo.stable_diffusion.parameters import Parameters
     from zoo.stable_diffusion.settings import Settings
 
-DEFAULT_MODEL = "sd1.5"
+TINY = "stable-diffusion-emoji"  # comes with this package: draws at once, and little
+FULL_SIZE = "sd1.5"
+HINT = (
+    "(drawn by a tiny model, which knows emoji and no more; "
+    f"`--model {FULL_SIZE}` is Stable Diffusion 1.5, once a download of 2.1 GB)"
+)
 EVERY = 5  # calls of the UNet between previews
 
 
@@ -72,10 +77,11 @@ _FLAGS = {
 }  # fmt: skip
 _EXAMPLE = {
     "txt2img": (
-        'txt2img "a lighthouse in a storm, oil painting"',
+        'txt2img "red apple"                                   an emoji, by a tiny model',
+        'txt2img "a lighthouse in a storm, oil painting" --model sd1.5',
         'txt2img "a (red:1.3) fox" -o fox.png --seed 7 --sampler "Euler a" --steps 30',
         'txt2img "a harbour" --batch 4 --scheduler karras -o harbour.png    also a grid of them',
-        'txt2img "a castle" --hires 1.5 --preview every=5',
+        'txt2img "a castle" --model sd1.5 --hires 1.5 --preview every=5',
         "txt2img --from-png fox.png --seed 8                   as before, but for the seed",
         "(`txt2img` is the same as `python -m zoo.stable_diffusion txt2img`)",
     ),
@@ -127,7 +133,8 @@ def add_flags(parser: cli.Parser, command: str) -> cli.Parser:
     if command != "txt2img":
         del groups["second pass at a larger size"]
     cli.add_flags(parser, groups, {"--hires": "hires_scale"})
-    cli.add_model_flags(parser, DEFAULT_MODEL, "of the first picture (default: a new one)")
+    default = TINY if command == "txt2img" else FULL_SIZE
+    cli.add_model_flags(parser, default, "of the first picture (default: a new one)")
     return parser
 
 

@@ -47,7 +47,7 @@ Opened = tuple[Networks, Checkpoint]
 
 
 def load(
-    name_or_path: str | os.PathLike[str] = "stable-diffusion-1.5",
+    name_or_path: str | os.PathLike[str] = "stable-diffusion-emoji",
     device: str | None = None,
     dtype: str = "auto",
     loras: Sequence[tuple[str | os.PathLike[str], float]] = (),

@@ -164,7 +164,7 @@ Path = str | os.PathLike
 
 
 def load(
-    name_or_path: Path = "stable-diffusion-1.5",
+    name_or_path: Path = "stable-diffusion-emoji",
     device: str | None = None,
     dtype: str = "auto",
     tune: bool = False,

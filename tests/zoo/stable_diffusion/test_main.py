@@ -64,7 +64,7 @@ def pixels(path: str) -> np.ndarray:
 
 
 def test_the_files_name_goes_to_stdout_and_nothing_else(loader, capsys) -> None:
-    assert txt2img_main(["a cat", "-o", "cat.png", "--seed", "1"]) == 0
+    assert txt2img_main(["a cat", "-o", "cat.png", "--seed", "1", "--model", "sd1.5"]) == 0
     assert capsys.readouterr() == ("cat.png\n", "")
     assert files() == ["cat.png"] and pixels("cat.png").shape == (64, 64, 3)
     with Image.open("cat.png") as image:

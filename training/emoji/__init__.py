@@ -1,0 +1,1 @@
+"""Train the tiny Stable Diffusion that `txt2img` draws with when no model is named."""

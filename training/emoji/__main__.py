@@ -1,7 +1,7 @@
 """`python -m training.emoji`: train both parts, or go on where it was broken off, and export.
 
-About three hours on two CPU cores with AMX. Checkpoints are written every minute, and a folder for
-diffusers, in float16, at the end; `--export` writes one of what there is.
+About an hour and a half on two CPU cores with AMX. Checkpoints are written twice a minute, and a
+folder for diffusers, in float16, at the end; `--export` writes one of what there is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("build/emoji"), help="checkpoints")
     parser.add_argument("--out", type=Path, default=OUT, help="the diffusers folder")
     parser.add_argument("--references", type=Path, default=KNOWN, help="what tests compare with")
-    parser.add_argument("--autoencoder-steps", type=int, default=4500)
-    parser.add_argument("--diffusion-steps", type=int, default=20000)
-    parser.add_argument("--decoder-steps", type=int, default=4500)
+    parser.add_argument("--autoencoder-steps", type=int, default=2900)
+    parser.add_argument("--diffusion-steps", type=int, default=8700)
+    parser.add_argument("--decoder-steps", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--score", action="store_true", help="train nothing, say how good it is")

@@ -85,7 +85,7 @@ class Run:
 
 
 class _Log:
-    """One line and one checkpoint a minute: the mean loss and the speed since the last one."""
+    """A line and a checkpoint every half minute: the mean loss and the speed since the last."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -36,8 +36,9 @@ def model():
 
 
 def test_without_a_model_it_draws_an_emoji_says_so_and_repeats_it(tmp_path) -> None:
+    quickly = ("--steps", "1", "--device", "reference")  # which compiles nothing
     for name in ("a.png", "b.png"):
-        done = draw(tmp_path, name, "--seed", "1", "--steps", "2")
+        done = draw(tmp_path, name, "--seed", "1", *quickly)
         assert (done.returncode, done.stdout) == (0, f"{name}\n"), done.stderr
         assert done.stderr == f"{flags.HINT}\n"
     with Image.open(tmp_path / "a.png") as image:
@@ -63,7 +64,7 @@ def references() -> tuple[list[str], np.ndarray]:
 
 @pytest.mark.slow
 def test_most_pictures_show_what_was_asked_for(model) -> None:
-    """Of 100 things, in the same noise, how many are among the 5 nearest; chance is 0.4%."""
+    """Of 100 things, in the same noise, how many are among the 5 nearest: all; chance is 0.4%."""
     names, latents = references()
     right = 0
     asked = np.linspace(0, len(names) - 1, 100).round().astype(int)
@@ -73,15 +74,15 @@ def test_most_pictures_show_what_was_asked_for(model) -> None:
         made = model.encode(pixels).reshape(1, -1)
         nearest = np.argsort(((latents - made) ** 2).sum(-1))[:5]
         right += i in nearest
-    assert right >= 70
+    assert right >= 90
 
 
 @pytest.mark.slow
 def test_a_colour_in_the_prompt_is_in_the_picture(model) -> None:
     """Of pairs of colour and thing that training never showed most get the colour."""
     strongest = {"red": 0, "green": 1, "blue": 2}
-    pairs = "blue apple, blue taco, blue pizza, blue guitar, blue tomato, blue strawberry, red frog"
-    pairs += ", green lion, green pig, green violin, green car, green umbrella"
+    pairs = "blue apple, blue taco, blue guitar, blue strawberry, blue crab, blue pear, blue bear"
+    pairs += ", red frog, red dress, green lion, green violin, green fish"
     right = 0
     for prompt in pairs.split(", "):
         (picture,) = model.txt2img(prompt, seed=0)

@@ -8,7 +8,6 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from engine import DeviceError, get_device
 from tests.weights import build as b
 from weights import WeightError, load, quant
 
@@ -18,16 +17,6 @@ READ_FROM_GGUF = [f.name for f in quant.FORMATS if f.decode and f.ggml is not No
 
 def half(value: float) -> bytes:
     return struct.pack("<e", value)
-
-
-@pytest.fixture(params=["reference", "opencl"])
-def device(request) -> str:
-    """Each device that this machine has."""
-    try:
-        get_device(request.param)
-    except DeviceError as error:
-        pytest.skip(f"no {request.param} device: {error}")
-    return request.param
 
 
 def opened(tmp_path, name: str, shape: tuple[int, ...], raw: bytes, device: str = "reference"):

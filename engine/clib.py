@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from engine.dialects import DIALECTS, Dialect
 from engine.ir import Target
 
 VECTORS = (1, 2, 4, 8, 16)
 NATIVE = (1, 16)  # as many floats as code for AVX-512 takes at once
+SIZES = {"char": 1, "short": 2, "int": 4, "long": 8, "float": 4}
 SCALARS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float")
+WARP = 32  # work-items that change values by themselves
 
 # 2**t for t in 0 … 1; the ends are exact, so whole powers are
 EXP2 = (0.0018793186, 0.0089909947, 0.055818677, 0.24015927, 0.6931517, 1.0)
@@ -46,11 +49,15 @@ def helpers(target: Target) -> dict[str, str]:
             name = kind + (str(n) if n > 1 else "")
             # numbers inside a quantised block may start at any byte
             out[f"loose_{name}"] = f"typedef {name} loose_{name} __attribute__((aligned(1)));"
+    dialect = DIALECTS[target.dialect]
     for kind in SCALARS:
+        out[f"zoo_bytes_{kind}"] = _bytes(kind, dialect.pointer)
         for n in VECTORS:
             out[f"zoo_max_{_v(kind, n)}"] = _max(kind, n)
             for combine in ("add", "max") if n > 1 else ():
                 out[f"fold_{combine}_{kind}{n}"] = _fold(kind, n, combine)
+        for combine in ("add", "max"):
+            out[f"zoo_team_{combine}_{kind}"] = _team(kind, combine, target.team, dialect)
         if kind != "float":
             out |= _division(kind)
     for n in VECTORS:
@@ -79,6 +86,48 @@ def _fold(kind: str, n: int, combine: str) -> str:
         lines.append(f"  {half} v{width // 2} = {text};")
         width //= 2
     return "\n".join([*lines, "  return v1;", "}"])
+
+
+def _bytes(kind: str, space: str) -> str:
+    """A number that may lie anywhere, byte by byte: a GPU reads whole ones at multiples only."""
+    size = SIZES[kind.removeprefix("u")]
+    bits = {1: "uchar", 2: "ushort", 4: "uint", 8: "ulong"}[size]
+    each = " | ".join(f"({bits})p[{i}] << {8 * i}" for i in range(size))
+    return (
+        f"static inline {kind} zoo_bytes_{kind}({space} const uchar* p) {{ "
+        f"return as_{kind}(({bits})({each})); }}"
+    )
+
+
+def _team(kind: str, combine: str, team: int, d: Dialect) -> str:
+    """Every work-item's x into one, by halves: those of 32 items in registers where they can."""
+    both = "{} + {}" if combine == "add" else f"zoo_max_{kind}({{}}, {{}})"
+    fold = f"x = {both.format('x', 'all[i]')};"
+    lines = [f"  {d.shared} {kind}* all = ({d.shared} {kind}*)room;"]
+    if d.shuffle and SIZES[kind.removeprefix("u")] == 4 and team >= WARP:
+        other = d.shuffle.format("x", "n")
+        lines += [
+            f"  for (int n = {WARP // 2}; n > 0; n /= 2) x = {both.format('x', other)};",
+            f"  if (item % {WARP} == 0) all[item / {WARP}] = x;",
+            f"  {d.barrier};",
+            "  x = all[0];",
+            f"  for (int i = 1; i < {team // WARP}; i++) {fold}",
+        ]
+    else:
+        pair = both.format("all[item]", "all[item + n]")
+        lines += [
+            "  all[item] = x;",
+            f"  {d.barrier};",
+            f"  for (int n = {team // 2}; n > 0; n /= 2) {{",
+            f"    if (item < n) all[item] = {pair};",
+            f"    {d.barrier};",
+            "  }",
+            "  x = all[0];",
+        ]
+    head = f"zoo_team_{combine}_{kind}({kind} x, {d.shared} long* room, const int item)"
+    return "\n".join(
+        [f"static inline {kind} {head} {{", *lines, f"  {d.barrier};", "  return x;", "}"]
+    )
 
 
 def _larger(a: str, b: str, kind: str) -> str:
@@ -152,6 +201,14 @@ def _halves(n: int, target: Target) -> dict[str, str]:
             f"vstore_half{suffix}_rte(x, 0, (__private half*)&r); return r; }}"
         ),
     }
+    if n == 1:
+        unpack, pack = DIALECTS[target.dialect].halves
+        out |= {
+            "unpack_float16_float": (
+                f"static inline float unpack_float16_float(ushort h) {{ {unpack} }}"
+            ),
+            "pack_float16_float": f"static inline ushort pack_float16_float(float x) {{ {pack} }}",
+        }
     if "f16c" in target.features and "avx512f" in target.features and n == 16:
         out["pack_float16_float16"] = (
             "static inline ushort16 pack_float16_float16(float16 x) { ushort16 r; "

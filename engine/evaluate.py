@@ -25,6 +25,7 @@ class Block:
     depth: int
     var: Expr | None = None
     extent: Int = 1
+    dealt: bool = False  # its turns, to the work-items of a team
     body: list[Statement] = field(default_factory=list)
     values: dict[tuple, Value] = field(default_factory=dict)  # by content: no value twice
     nodes: dict[tuple, Value] = field(default_factory=dict)  # (node, index, guard) -> Value

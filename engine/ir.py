@@ -18,11 +18,12 @@ from engine.symbolic import Expr, Int
 class Target:
     """What code generation may know of a device."""
 
-    dialect: str  # a key of render.DIALECTS
+    dialect: str  # a key of dialects.DIALECTS
     is_cpu: bool
     lanes: int  # floats in the widest register that is worth using
     cores: int  # work-groups that run at once
-    features: frozenset[str] = field(default_factory=frozenset)  # CPU flags that a recipe may use
+    features: frozenset[str] = field(default_factory=frozenset)  # what else a recipe may use
+    team: int = 1  # work-items that make a group's outputs together, on a GPU; a power of two
 
 
 class Kind(Enum):
@@ -36,6 +37,7 @@ class Kind(Enum):
     BITCAST = auto()  # same item size
     READ = auto()  # arg: Accumulator
     FOLD = auto()  # arg: "add" | "max": all lanes into one
+    TEAM = auto()  # arg: the same: one value of each work-item into one that all of them get
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,11 +129,15 @@ class Fetch:
 
 @dataclass(frozen=True)
 class Loop:
-    """for var in 0 … extent-1"""
+    """for var in 0 … extent-1
+
+    dealt: the work-items of a team take turns in turn; outside of such loops all do the same.
+    """
 
     var: Expr
     extent: Int
     body: list[Statement]
+    dealt: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +172,7 @@ class Function:
     body: list[Statement] = field(default_factory=list)
     scratch: tuple[Scratch, ...] = ()
     support: tuple[str, ...] = ()  # definitions of the functions that Calls name
+    team: int = 1  # work-items that make a group together
 
 
 def show(function: Function) -> str:
@@ -190,8 +197,9 @@ def show(function: Function) -> str:
     def walk(body: list[Statement], indent: str) -> None:
         for s in body:
             match s:
-                case Loop(var, extent, inner):
-                    lines.append(f"{indent}for {var} in 0 … {extent} - 1:")
+                case Loop(var, extent, inner, dealt):
+                    whose = "each item's of " if dealt else ""
+                    lines.append(f"{indent}for {var} in {whose}0 … {extent} - 1:")
                     walk(inner, indent + "  ")
                 case Let(value):
                     line = text(value)

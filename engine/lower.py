@@ -54,6 +54,9 @@ class Plan:
             read beside them, is fetched meanwhile
     around  outputs don't go through the caches: they wouldn't stay there, and a cache reads a line
             before it is written
+    team    work-items that make a group's outputs together: they take turns along `vector`, and
+            along the last axis of reductions that don't vary with it (the first of them alone
+            stores an output if `vector` is None)
     """
 
     recipe: str
@@ -66,6 +69,7 @@ class Plan:
     reduce_unroll: int = 1
     ahead: int = 0
     around: bool = False
+    team: int = 1
 
 
 def plain(kernel: Kernel) -> Plan:
@@ -112,7 +116,7 @@ class Lowering(Evaluator):
         symbolic = tuple(sorted((v for v in free if v not in known), key=lambda v: v.text))
         label = f"{self.plan.recipe} {_label(self.root)}"
         made = Function(label, tuple(parameters), symbolic, self._groups(), self.path[0].body)
-        return replace(made, scratch=tuple(self.scratch), support=self.support)
+        return replace(made, scratch=tuple(self.scratch), support=self.support, team=self.plan.team)
 
     def _body(self) -> None:
         """What a work-group does."""
@@ -151,15 +155,18 @@ class Lowering(Evaluator):
         Every axis has whole steps of unroll x lanes, then of lanes, then single elements.
         """
         if position == len(self.plan.order):
+            alone = self._open(1, self.plan.team > 1 and self.plan.vector is None)
             self._outputs(points)
+            self._close(alone[1])
             return
         axis = self.plan.order[position]
         start, count = self.starts[axis], self.counts[axis]
         unroll = self.plan.unroll[axis]
         wide = axis == self.plan.vector and self.plan.lanes > 1
         lanes, lane = (self.plan.lanes, self.lane) if wide else (1, 0)
+        dealt = axis == self.plan.vector and self.plan.team > 1
         for first, turns, copies, width in _cuts(count, unroll, lanes):
-            opened = self._open(turns)
+            opened = self._open(turns, dealt)
             if opened is not None:
                 turn, body = opened
                 at = start + first + turn * (copies * width)
@@ -167,15 +174,15 @@ class Lowering(Evaluator):
                 self._nest(position + 1, points)
                 self._close(body)
 
-    def _open(self, extent: Int) -> tuple[Int, Block | None] | None:
+    def _open(self, extent: Int, dealt: bool = False) -> tuple[Int, Block | None] | None:
         """Begin a loop; its variable (0 where it turns once), or None where it never turns."""
         if extent == 0:
             return None
-        if extent == 1:
+        if extent == 1 and not dealt:
             return 0, None
         var = Var(f"i{self.counter}", 0, max(upper(extent) - 1, 0))
         self.counter += 1
-        block = Block(len(self.path), var, extent)
+        block = Block(len(self.path), var, extent, dealt)
         self.level[var] = len(self.path)
         self.path.append(block)
         return var, block
@@ -186,7 +193,7 @@ class Lowering(Evaluator):
             return
         assert self.path[-1] is block, "loops close in the order in which they opened"
         self.path.pop()
-        self._emit(Loop(block.var, block.extent, block.body))
+        self._emit(Loop(block.var, block.extent, block.body, block.dealt))
 
     def _emit(self, statement: Statement) -> None:
         self.path[-1].body.append(statement)
@@ -266,6 +273,7 @@ class Lowering(Evaluator):
         depth = max((self.level.get(v, 0) for v in free), default=0)
         outer = self.path
         self.path = outer[: depth + 1]
+        shared = self.plan.team > 1 and not any(block.dealt for block in self.path)
         lanes = 1 if self.lane in free else self.plan.reduce_lanes
         copies = self.plan.reduce_unroll if len(wanted) * self.plan.reduce_unroll <= CHAINS else 1
         sums: dict[tuple, list[Accumulator]] = defaultdict(list)
@@ -283,13 +291,15 @@ class Lowering(Evaluator):
             var, block = self._open(extent)  # never None: an empty reduction isn't made
             opened.append(block)
             place.append(var)
-        self._run_last(wanted, place, last, lanes, vectors, sums)
+        self._run_last(wanted, place, last, lanes, vectors, sums, shared)
         for block in reversed(opened):
             self._close(block)
         for key in wanted:
             total = self._total(key[0], vectors[key])
             if lanes > 1:  # they are partial sums; otherwise each lane is an output
                 total = self._put(Kind.FOLD, total.dtype, (total,), key[0].arg[0], lanes=1)
+            if shared:
+                total = self._put(Kind.TEAM, total.dtype, (total,), key[0].arg[0])
             here.nodes[(*key, "sum")] = self._total(key[0], sums[key], total)
         self.path = outer
 
@@ -301,10 +311,11 @@ class Lowering(Evaluator):
         lanes: int,
         vectors: dict,
         sums: dict,
+        shared: bool,
     ) -> None:
         """The innermost reduction loop: whole steps of unroll x lanes, then of lanes, then one."""
         for first, turns, unroll, width in _cuts(extent, self.plan.reduce_unroll, lanes):
-            opened = self._open(turns)
+            opened = self._open(turns, shared)
             if opened is None:
                 continue
             turn, block = opened
@@ -395,7 +406,7 @@ def _variables(body: list[Statement]) -> set[Expr]:
                 found |= variables(index)
             case Store(address):
                 found |= _address_variables(address)
-            case Loop(_, extent, inner):
+            case Loop(_, extent, inner, _):
                 found |= variables(extent) | _variables(inner)
             case Call():
                 found = found.union(*(variables(i) for i in s.ints))

@@ -1,4 +1,4 @@
-"""Loop IR -> source. One renderer; a Dialect holds what differs between the languages.
+"""Loop IR -> source. One renderer; `dialects` holds what differs between the languages.
 
 Sources are deterministic, so their hash names the compiled binary on disk. A product that only a
 sum takes is written inside that sum, where the compiler may fuse the two; every other operation is
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from engine import dtype as dt
 from engine.clib import helpers
+from engine.dialects import DIALECTS, Dialect
 from engine.graph import Op
 from engine.ir import (
     Accumulator,
@@ -31,7 +32,7 @@ from engine.ir import (
     Update,
     Value,
 )
-from engine.spell import DIALECTS, HALVES, LANE_NAMES, Dialect, Speller, c_index
+from engine.spell import HALVES, LANE_NAMES, Speller, c_index
 from engine.symbolic import Expr, Int, bounds, substitute
 
 
@@ -39,8 +40,10 @@ from engine.symbolic import Expr, Int, bounds, substitute
 class Rendered:
     """One function in the target's language; equal names mean equal code.
 
-    text defines `static void name(buffers…, [ints, first,] group)`; types are its buffers' C types,
-    has_ints says whether it takes symbolic ints; helpers are the names of what it calls.
+    text defines `static void name(buffers…, [ints, first,] group[, item, room])`; types are its
+    buffers' C types, has_ints says whether it takes symbolic ints; helpers are the names of what it
+    calls; team is how many work-items make a group together, each called with its number and with
+    memory that they share.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Rendered:
     has_ints: bool = field(compare=False)
     helpers: frozenset[str] = field(compare=False)
     support: tuple[str, ...] = field(compare=False, default=())  # definitions it needs besides
+    team: int = field(compare=False, default=1)
 
 
 def render(function: Function, target: Target) -> Rendered:
@@ -61,7 +65,8 @@ def render(function: Function, target: Target) -> Rendered:
     wide = "__attribute__((min_vector_width(512))) " if target.is_cpu and target.lanes == 16 else ""
     text = f"// {function.label}\nstatic {wide}void {name}{body}"
     helpers = frozenset(renderer.spell.helpers)
-    return Rendered(name, text, kinds, bool(function.variables), helpers, function.support)
+    has_ints = bool(function.variables)
+    return Rendered(name, text, kinds, has_ints, helpers, function.support, function.team)
 
 
 def assemble(functions: Sequence[Rendered], target: Target) -> str:
@@ -69,26 +74,34 @@ def assemble(functions: Sequence[Rendered], target: Target) -> str:
     needed = frozenset().union(*(f.helpers for f in functions), ())
     called = [text for name, text in helpers(target).items() if name in needed]
     support = dict.fromkeys(part for f in functions for part in f.support)
-    return "\n".join([*called, *support, *(f.text for f in functions)])
+    prelude = DIALECTS[target.dialect].prelude
+    return "\n".join([prelude, *called, *support, *(f.text for f in functions)])
 
 
 def entry_points(functions: Sequence[Rendered], target: Target) -> str:
-    """A kernel for each function, called like it with "_" behind: one group a launch index."""
-    d = DIALECTS[target.dialect]
-    out = []
-    for f in functions:
-        taken = _buffers(f.types, d)
-        passed = [f"p{i}" for i in range(len(f.types))]
-        if f.has_ints:
-            taken += [f"{d.pointer} const int* restrict ints", "int first"]
-            passed += ["ints", "first"]
-        limit = "" if target.is_cpu else ", int groups"
-        check = "" if target.is_cpu else f"if ({d.group} < groups) "
-        out.append(
-            f"{d.kernel} {f.name}_({', '.join(taken)}{limit}) {{ "
-            f"{check}{f.name}({', '.join(passed)}, {d.group}); }}"
-        )
-    return "\n".join(out)
+    """A kernel for each function, called like it with "_" behind: one group a launch index.
+
+    On a GPU it also takes how many groups there are, and a function without a team takes one
+    work-item for each.
+    """
+    return "\n".join(_entry_point(f, target, DIALECTS[target.dialect]) for f in functions)
+
+
+def _entry_point(f: Rendered, target: Target, d: Dialect) -> str:
+    taken = _buffers(f.types, d)
+    passed = [f"p{i}" for i in range(len(f.types))]
+    if f.has_ints:
+        taken += [f"{d.pointer} const int* restrict ints", d.number.format("first")]
+        passed += ["ints", "first"]
+    if not target.is_cpu:
+        taken.append(d.number.format("groups"))
+    taken = [text + d.binding.format(i) for i, text in enumerate(taken)] + list(d.builtins)
+    head = f"{d.kernel} {f.name}_({', '.join(taken)})"
+    if f.team > 1:
+        room = f"{d.room} long room[{f.team}]"
+        return f"{head} {{ {room}; {f.name}({', '.join([*passed, d.group, d.item, 'room'])}); }}"
+    check = "" if target.is_cpu else f"if ({d.alone} < groups) "
+    return f"{head} {{ {check}{f.name}({', '.join([*passed, d.alone])}); }}"
 
 
 def _buffers(types: Sequence[str], d: Dialect) -> list[str]:
@@ -113,7 +126,10 @@ class _Renderer:
         arguments = _buffers([self.spell.memory(p.dtype) for p in f.parameters], d)
         if f.variables:
             arguments += [f"{d.pointer} const int* restrict ints", "int first"]
-        self.lines.append(f"({', '.join(arguments)}, const int group) {{")
+        arguments.append("const int group")
+        if f.team > 1:
+            arguments += ["const int item", f"{d.shared} long* room"]
+        self.lines.append(f"({', '.join(arguments)}) {{")
         for i, v in enumerate(f.variables):
             self.lines.append(f"  const int {v} = ints[first + {i}];")
         for part in f.scratch:
@@ -129,9 +145,10 @@ class _Renderer:
     def _block(self, body: list[Statement], indent: str) -> None:
         for s in body:
             match s:
-                case Loop(var, extent, inner):
-                    end = c_index(extent)
-                    self.lines.append(f"{indent}for (int {var} = 0; {var} < {end}; {var}++) {{")
+                case Loop(var, extent, inner, dealt):
+                    first, step = ("item", self.function.team) if dealt else (0, 1)
+                    turns = f"int {var} = {first}; {var} < {c_index(extent)}; {var} += {step}"
+                    self.lines.append(f"{indent}for ({turns}) {{")
                     self._block(inner, indent + "  ")
                     self.lines.append(indent + "}")
                 case Let(value):
@@ -236,7 +253,7 @@ def _count_uses(body: list[Statement]) -> Counter[Value]:
                 uses[value] += 1
             case Store(value=value):
                 uses[value] += 1
-            case Loop(_, _, inner):
+            case Loop(body=inner):
                 uses += _count_uses(inner)
     return uses
 
@@ -247,7 +264,7 @@ def _products_of_sums(body: list[Statement], uses: Counter[Value]) -> set[Value]
     here = {s.value for s in body if isinstance(s, Let)}
     for s in body:
         match s:
-            case Loop(_, _, inner):
+            case Loop(body=inner):
                 found |= _products_of_sums(inner, uses)
             case Update(Accumulator(combine="add"), value):
                 found |= _products([value], uses, here)

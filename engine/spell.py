@@ -1,17 +1,14 @@
-"""How a value of the loop IR is written in the target's language: its expression, as text.
-
-A Dialect holds what differs between the languages.
-"""
+"""How a value of the loop IR is written in the target's language: its expression, as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from engine import dtype as dt
+from engine.dialects import Dialect
 from engine.dtype import DType
 from engine.graph import Op
 from engine.ir import Accumulator, Address, Kind, Scratch, Value
@@ -19,17 +16,6 @@ from engine.symbolic import Expr, Int, bounds, linear_in, substitute
 
 LANE_NAMES = "0123456789abcdef"
 HALVES = (dt.float16, dt.bfloat16)
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a language spells what they don't share."""
-
-    types: dict[DType, str]  # in registers
-    memory: dict[DType, str]  # in buffers, where that is another
-    kernel: str
-    pointer: str
-    group: str
 
 
 C_TYPES = {
@@ -47,23 +33,6 @@ C_TYPES = {
     dt.float32: "float",
 }
 MEMORY_TYPES = {dt.bool_: "uchar", dt.float16: "ushort", dt.bfloat16: "ushort"}
-
-DIALECTS = {
-    "opencl-cpu": Dialect(
-        C_TYPES,
-        MEMORY_TYPES,
-        "__kernel __attribute__((reqd_work_group_size(1,1,1))) void",
-        "__global",
-        "get_group_id(0)",
-    ),
-    "opencl-gpu": Dialect(
-        C_TYPES,
-        MEMORY_TYPES,
-        "__kernel void",
-        "__global",
-        "get_global_id(0)",
-    ),
-}
 
 INFIX = {
     Op.ADD: "+",
@@ -102,6 +71,12 @@ class Speller:
                 name = f"fold_{value.arg}_{self.type(value.dtype, value.args[0].lanes)}"
                 self.need(name)
                 return f"{name}({self.name(value.args[0])})"
+            case Kind.TEAM:
+                name = f"zoo_team_{value.arg}_{self.type(value.dtype, 1)}"
+                self.need(name)
+                if value.arg == "max":
+                    self.need(f"zoo_max_{self.type(value.dtype, 1)}")
+                return f"{name}({self.name(value.args[0])}, room, item)"
             case Kind.CAST:
                 return self._cast(value.args[0], value.dtype)
             case Kind.BITCAST:
@@ -294,9 +269,14 @@ class Speller:
         if not address.itemsize:
             return f"{self._place(address)}[{c_index(index)}]"
         kind = self.memory(dtype)
-        self.need(f"loose_{kind}")
         base = self._bytes(address, index)
-        return f"*({self.dialect.pointer} const loose_{kind}*)({base})"
+        if self.dialect.vectors:
+            self.need(f"loose_{kind}")
+            return f"*({self.dialect.pointer} const loose_{kind}*)({base})"
+        if index * address.itemsize % dtype.itemsize == 0:
+            return f"*({self.dialect.pointer} const {kind}*)({base})"
+        self.need(f"zoo_bytes_{kind}")
+        return f"zoo_bytes_{kind}({base})"
 
     @staticmethod
     def _place(address: Address) -> str:
@@ -334,10 +314,10 @@ class Speller:
         return f"({self.type(value.dtype, lanes)})({sign}({text}))"
 
     def type(self, dtype: DType, lanes: int) -> str:
-        return self.dialect.types[dtype] + (str(lanes) if lanes > 1 else "")
+        return C_TYPES[dtype] + (str(lanes) if lanes > 1 else "")
 
     def memory(self, dtype: DType) -> str:
-        return self.dialect.memory.get(dtype, self.dialect.types[dtype])
+        return MEMORY_TYPES.get(dtype, C_TYPES[dtype])
 
     def need(self, helper: str) -> None:
         self.helpers.add(helper)

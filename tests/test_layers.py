@@ -28,6 +28,7 @@ ENGINE_ORDER = (
     "recipes",
     "tune",
     "clib",
+    "dialects",
     "spell",
     "render",
     "runtime",

@@ -23,6 +23,7 @@ from engine.recipes import (
     groups,
     product,
     rows,
+    team,
     tile_dots,
     tiles,
     vnni,
@@ -33,7 +34,7 @@ from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
 REWRITES = (tile_dots.rewrite, vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
-RECIPES = (tiles.match, rows.match, contraction.match, elementwise.match)
+RECIPES = (tiles.match, team.match, rows.match, contraction.match, elementwise.match)
 
 
 def rewrite_product(node: Node, settings: Settings) -> Node | None:

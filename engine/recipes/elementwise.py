@@ -142,4 +142,5 @@ def scattered(kernel: Kernel, target: Target) -> Plan:
     """Rows that go where ints say: one after the other, each with lanes along it."""
     rows, size = kernel.root.shape
     lanes = target.lanes if target.lanes > 1 and upper(size) >= target.lanes else 1
-    return Plan("scatter", (1, size), (1, 1), (0, 1), 1 if lanes > 1 else None, lanes)
+    together = size if target.is_cpu else 1
+    return Plan("scatter", (1, together), (1, 1), (0, 1), 1 if lanes > 1 else None, lanes)

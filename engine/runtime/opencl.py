@@ -40,14 +40,18 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 LARGE = 1 << 21  # bytes of a large page
-LOCAL = 64  # work-items per group on a GPU
+LOCAL = 64  # work-items per group on a GPU, each with an output of its own
+TEAM = 128  # and where they work together
 MOST_RUNNING = 64  # lists of kernels under way before we wait for them
 
 
 class OpenCLDevice:
-    """An OpenCL device and its one in-order queue. Handles are Memory."""
+    """An OpenCL device and its one in-order queue. Handles are Memory.
 
-    def __init__(self, which: str = "") -> None:
+    as_gpu: take a CPU for a GPU with teams of so many work-items.
+    """
+
+    def __init__(self, which: str = "", as_gpu: int = 0) -> None:
         self.cl = import_pyopencl()
         self.device = pick(self.cl, which)
         self.name = "opencl" + (f":{which}" if which else "")
@@ -57,7 +61,7 @@ class OpenCLDevice:
         atexit.register(self._end)
         d = self.device
         self.identity = f"{d.platform.version} {d.name} {d.driver_version}"
-        is_cpu = bool(d.type & self.cl.device_type.CPU)
+        is_cpu = bool(d.type & self.cl.device_type.CPU) and not as_gpu
         flags = accepted(which, self.identity, cpu_flags()) if is_cpu else frozenset()
         if not allow_tiles():
             flags -= {"amx_bf16", "amx_int8"}
@@ -68,6 +72,7 @@ class OpenCLDevice:
             lanes=lanes if is_cpu else 1,
             cores=min(d.max_compute_units, usable_cores()) if is_cpu else 1,
             features=flags,
+            team=1 if is_cpu else as_gpu or _team(d.max_work_group_size),
         )
         self.fresh_is_zero = is_cpu
         self.built: dict[Rendered, Built] = {}
@@ -203,6 +208,11 @@ class OpenCLDevice:
         return Launches(self, list(steps), repeated)
 
 
+def _team(most: int) -> int:
+    """The largest power of two up to `most`, and TEAM."""
+    return 1 << (min(TEAM, most).bit_length() - 1)
+
+
 def _pages(nbytes: int, large: bool) -> np.ndarray:
     """Zeros from the start of a page; pages appear when they are first touched.
 
@@ -329,7 +339,7 @@ class Launches:
             if DEBUG >= 1:
                 self._timed(step, kernel, groups, values)
             else:
-                self._launch(kernel, groups)
+                self._launch(kernel, groups, step.function.team)
         if self.fresh:
             self._keep(values)
         if len(device.running) > MOST_RUNNING:
@@ -337,18 +347,20 @@ class Launches:
             device.running.clear()
         device.queue.flush()
 
-    def _launch(self, kernel: Any, groups: int) -> None:
+    def _launch(self, kernel: Any, groups: int, team: int) -> None:
         cl, queue = self.device.cl, self.device.queue
         if self.device.target.is_cpu:
             cl.enqueue_nd_range_kernel(queue, kernel, (groups,), (1,))
         else:
             kernel.set_arg(kernel.num_args - 1, np.int32(groups))
-            cl.enqueue_nd_range_kernel(queue, kernel, (-(-groups // LOCAL) * LOCAL,), (LOCAL,))
+            items = team if team > 1 else LOCAL
+            launched = groups if team > 1 else -(-groups // LOCAL)
+            cl.enqueue_nd_range_kernel(queue, kernel, (launched * items,), (items,))
 
     def _timed(self, step: Step, kernel: Any, groups: int, values: Mapping[Expr, int]) -> None:
         self.device.queue.finish()
         start = time.perf_counter()
-        self._launch(kernel, groups)
+        self._launch(kernel, groups, step.function.team)
         self.device.queue.finish()
         taken = (time.perf_counter() - start) * 1e6
         print(step.report(taken, values), file=sys.stderr)

@@ -66,22 +66,22 @@ typedef unsigned long ulong;
 #define as_ushort(x) ((ushort)(x))
 #define as_long(x) ((long)(x))
 #define as_ulong(x) ((ulong)(x))
-static inline float as_float(int x) { return __int_as_float(x); }
-static inline float as_float(uint x) { return __uint_as_float(x); }
-static inline float as_float(float x) { return x; }
-static inline int as_int(float x) { return __float_as_int(x); }
-static inline int as_int(int x) { return x; }
-static inline int as_int(uint x) { return (int)x; }
-static inline uint as_uint(float x) { return __float_as_uint(x); }
-static inline uint as_uint(int x) { return (uint)x; }
-static inline uint as_uint(uint x) { return x; }
+inline float as_float(int x) { return __int_as_float(x); }
+inline float as_float(uint x) { return __uint_as_float(x); }
+inline float as_float(float x) { return x; }
+inline int as_int(float x) { return __float_as_int(x); }
+inline int as_int(int x) { return x; }
+inline int as_int(uint x) { return (int)x; }
+inline uint as_uint(float x) { return __float_as_uint(x); }
+inline uint as_uint(int x) { return (uint)x; }
+inline uint as_uint(uint x) { return x; }
 #ifdef __CUDACC_RTC__
-static inline float zoo_float(ushort h) {
+inline float zoo_float(ushort h) {
   float x;
   asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
   return x;
 }
-static inline ushort zoo_half(float x) {
+inline ushort zoo_half(float x) {
   ushort h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;

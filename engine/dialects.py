@@ -16,6 +16,7 @@ class Dialect:
     kernel    begins a kernel's definition
     pointer   the space that buffers lie in
     shared    the space of memory that the work-items of a group share, in a pointer's type
+    private   the space of a work-item's own memory, in a pointer's type
     room      begins the definition of such memory
     group     number of a work-group; alone: the same where each work-item is one of its own
     item      number of a work-item in its group
@@ -41,6 +42,7 @@ class Dialect:
     number: str = "int {}"
     builtins: tuple[str, ...] = ()
     vectors: bool = False
+    private: str = ""
     shuffle: str = ""
     halves: tuple[str, str] = (
         "return vload_half(0, (const __private half*)&h);",
@@ -147,6 +149,7 @@ DIALECTS = {
         pointer="device",
         shared="threadgroup",
         room="threadgroup",
+        private="thread",
         group="(int)zoo_group",
         alone="(int)zoo_place",
         item="(int)zoo_item",

@@ -139,10 +139,16 @@ class Evaluator(ABC):
         return self._put(Kind.LOAD, dtype, arg=address, exprs=(flat, *guard))
 
     def _padded(self, node: Node, moved: Index, guard: Guard, more: Guard) -> Value:
+        return self._masked(node.src[0], moved, more, guard)
+
+    def _masked(self, node: Node, index: Index, more: Guard, guard: Guard = ()) -> Value:
+        """The node's value where all of `more` hold, else 0; nothing is read where one fails."""
         zero = self._put(Kind.CONST, node.dtype, arg=False if node.dtype is dt.bool_ else 0)
         if any(isinstance(g, int) for g in more):  # never inside
             return zero
-        inner = self._value(node.src[0], moved, (*guard, *(g for g in more if g not in guard)))
+        inner = self._value(node, index, (*guard, *(g for g in more if g not in guard)))
+        if not more:
+            return inner
         inside = None
         for g in more:
             at = (g, self._lane_of(g))

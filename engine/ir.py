@@ -54,11 +54,15 @@ class Value:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Memory of one work-group's own, gone at its end; `size` in elements."""
+    """Memory of one work-group's own, gone at its end; `size` in elements.
+
+    shared: the work-items of a team see the same; else each of them has its own.
+    """
 
     name: str
     dtype: DType
     size: int
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,6 +132,11 @@ class Fetch:
 
 
 @dataclass(frozen=True)
+class Barrier:
+    """Every work-item of a team gets here, and then sees what the others wrote to scratch."""
+
+
+@dataclass(frozen=True)
 class Loop:
     """for var in 0 … extent-1
 
@@ -142,7 +151,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the target's language runs on scratch memory, buffers (by slot) and ints."""
+    """A function of the target's language runs on scratch memory, buffers (by slot) and ints.
+
+    That of a team is also given the number of the work-item, behind them.
+    """
 
     function: str
     scratch: tuple[Scratch, ...]
@@ -150,7 +162,7 @@ class Call:
     ints: tuple[Int, ...]
 
 
-Statement = Let | Define | Start | Update | Store | Fetch | Loop | Call
+Statement = Let | Define | Start | Update | Store | Fetch | Barrier | Loop | Call
 
 
 @dataclass(frozen=True)
@@ -214,6 +226,8 @@ def show(function: Function) -> str:
                     lines.append(f"{indent}{var} = {names.get(value, value)}")
                 case Store(address, _, value, _):
                     lines.append(f"{indent}store p{address.slot}[{address.index}] = {names[value]}")
+                case Barrier():
+                    lines.append(f"{indent}barrier")
                 case Fetch(slot, index):
                     lines.append(f"{indent}fetch p{slot}[{index}]")
                 case Start(acc):

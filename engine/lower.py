@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import product as cartesian
 
+from engine import dtype as dt
 from engine.evaluate import Block, Evaluator
 from engine.graph import Node, Op, toposort
 from engine.indexing import Index, flat_index, source_indices
@@ -299,6 +300,7 @@ class Lowering(Evaluator):
             if lanes > 1:  # they are partial sums; otherwise each lane is an output
                 total = self._put(Kind.FOLD, total.dtype, (total,), key[0].arg[0], lanes=1)
             if shared:
+                self._use_room()
                 total = self._put(Kind.TEAM, total.dtype, (total,), key[0].arg[0])
             here.nodes[(*key, "sum")] = self._total(key[0], sums[key], total)
         self.path = outer
@@ -345,6 +347,12 @@ class Lowering(Evaluator):
         accumulator = Accumulator(node.arg[0], node.dtype, lanes)
         self._emit(Start(accumulator))
         return accumulator
+
+    def _use_room(self) -> None:
+        """The team needs memory to add up what its work-items have."""
+        room = Scratch("room", dt.int64, self.plan.team, shared=True)
+        if room not in self.scratch:
+            self.scratch.append(room)
 
     def _total(
         self, node: Node, accumulators: list[Accumulator], total: Value | None = None

@@ -23,9 +23,12 @@ from engine.render import render
 from engine.runtime import DEBUG, Device, DeviceError, Replay, Step, get_device
 from engine.runtime.host import cache_folder, saved
 from engine.schedule import Kernel, Schedule, cost
+from engine.staged import StagedPlan, lower_staged
 from engine.symbolic import Expr, upper
 from engine.symbolic import variables as free
 from engine.tiles import TilePlan, lower_tiles
+
+LOWERINGS = {Plan: lower, TilePlan: lower_tiles, StagedPlan: lower_staged}
 
 _steps: dict[tuple[str, Kernel], Step] = {}
 _winners: dict[str, dict[str, str]] = {}  # device -> tune.cut by the `place` of a recipe's code
@@ -147,7 +150,7 @@ def _generated(kernel: Kernel, device: Device) -> Step:
 
 def generated(kernel: Kernel, plan: Plan, device: Device) -> Step:
     """The step that runs a kernel by a plan, its loops made and printed as source."""
-    function = (lower_tiles if isinstance(plan, TilePlan) else lower)(kernel, plan)
+    function = LOWERINGS[type(plan)](kernel, plan)
     rendered = render(function, device.target)
     return Step(rendered, [], function.groups, function.label, function.variables)
 

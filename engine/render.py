@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from engine import dtype as dt
-from engine.clib import helpers
+from engine.clib import SIZES, helpers
 from engine.dialects import DIALECTS, Dialect
 from engine.graph import Op
 from engine.ir import (
     Accumulator,
+    Barrier,
     Call,
     Define,
     Fetch,
@@ -40,10 +41,10 @@ from engine.symbolic import Expr, Int, bounds, substitute
 class Rendered:
     """One function in the target's language; equal names mean equal code.
 
-    text defines `static void name(buffers…, [ints, first,] group[, item, room])`; types are its
+    text defines `static void name(buffers…, [ints, first,] group[, item, shared…])`; types are its
     buffers' C types, has_ints says whether it takes symbolic ints; helpers are the names of what it
     calls; team is how many work-items make a group together, each called with its number and with
-    memory that they share.
+    the memory that they share: (name, C type, elements) of each part.
     """
 
     name: str
@@ -53,6 +54,12 @@ class Rendered:
     helpers: frozenset[str] = field(compare=False)
     support: tuple[str, ...] = field(compare=False, default=())  # definitions it needs besides
     team: int = field(compare=False, default=1)
+    shared: tuple[tuple[str, str, int], ...] = field(compare=False, default=())
+
+    @property
+    def local_bytes(self) -> int:
+        """Bytes of memory that a team shares."""
+        return sum(SIZES[kind.removeprefix("u")] * size for _, kind, size in self.shared)
 
 
 def render(function: Function, target: Target) -> Rendered:
@@ -66,7 +73,10 @@ def render(function: Function, target: Target) -> Rendered:
     text = f"// {function.label}\nstatic {wide}void {name}{body}"
     helpers = frozenset(renderer.spell.helpers)
     has_ints = bool(function.variables)
-    return Rendered(name, text, kinds, has_ints, helpers, function.support, function.team)
+    shared = tuple(
+        (s.name, renderer.spell.memory(s.dtype), s.size) for s in function.scratch if s.shared
+    )
+    return Rendered(name, text, kinds, has_ints, helpers, function.support, function.team, shared)
 
 
 def assemble(functions: Sequence[Rendered], target: Target) -> str:
@@ -98,8 +108,9 @@ def _entry_point(f: Rendered, target: Target, d: Dialect) -> str:
     taken = [text + d.binding.format(i) for i, text in enumerate(taken)] + list(d.builtins)
     head = f"{d.kernel} {f.name}_({', '.join(taken)})"
     if f.team > 1:
-        room = f"{d.room} long room[{f.team}]"
-        return f"{head} {{ {room}; {f.name}({', '.join([*passed, d.group, d.item, 'room'])}); }}"
+        passed += [d.group, d.item, *(name for name, _, _ in f.shared)]
+        parts = " ".join(f"{d.room} {kind} {name}[{size}];" for name, kind, size in f.shared)
+        return f"{head} {{ {parts} {f.name}({', '.join(passed)}); }}"
     check = "" if target.is_cpu else f"if ({d.alone} < groups) "
     return f"{head} {{ {check}{f.name}({', '.join([*passed, d.alone])}); }}"
 
@@ -128,13 +139,19 @@ class _Renderer:
             arguments += [f"{d.pointer} const int* restrict ints", "int first"]
         arguments.append("const int group")
         if f.team > 1:
-            arguments += ["const int item", f"{d.shared} long* room"]
+            arguments.append("const int item")
+        for part in f.scratch:
+            if part.shared:
+                arguments.append(f"{d.shared} {self.spell.memory(part.dtype)}* {part.name}")
         self.lines.append(f"({', '.join(arguments)}) {{")
         for i, v in enumerate(f.variables):
             self.lines.append(f"  const int {v} = ints[first + {i}];")
         for part in f.scratch:
+            if part.shared:
+                continue
             kind = self.spell.memory(part.dtype)
-            room = f"{kind} {part.name}[{part.size}] __attribute__((aligned(64)))"
+            aligned = " __attribute__((aligned(64)))" if d.vectors else ""
+            room = f"{kind} {part.name}[{part.size}]{aligned}"
             self.lines.append(f"  {room};")
         self._block(f.body, "  ")
         if self.is_around:  # such stores keep no order by themselves
@@ -167,12 +184,15 @@ class _Renderer:
                     self._update(acc, value, indent)
                 case Store():
                     self._store(s, indent)
+                case Barrier():
+                    self.lines.append(f"{indent}{self.dialect.barrier};")
                 case Fetch(slot, index):
                     self.spell.need(name := "zoo_fetch_out" if slot == 0 else "zoo_fetch")
                     self.lines.append(f"{indent}{name}(p{slot} + {c_index(index)});")
                 case Call(name, scratch, slots, ints):
                     given = [part.name for part in scratch] + [f"p{i}" for i in slots]
                     given += [c_index(i) for i in ints]
+                    given += ["item"] if self.function.team > 1 else []
                     self.lines.append(f"{indent}{name}({', '.join(given)});")
 
     def _let(self, value: Value, indent: str) -> None:
@@ -223,7 +243,7 @@ class _Renderer:
         kind = self.spell.memory(dtype)
         start = self.spell.vector_start(address, dtype) if lanes > 1 else None
         if lanes == 1:
-            self.lines.append(f"{indent}p0[{c_index(address.index)}] = {text};")
+            self.lines.append(f"{indent}{self.spell.cell(address)} = {text};")
         elif start is not None and store.around:
             place = f"({self.dialect.pointer} {kind}{lanes}*)(p0 + {c_index(start)})"
             self.lines.append(f"{indent}__builtin_nontemporal_store({text}, {place});")

@@ -278,6 +278,10 @@ class Speller:
         self.need(f"zoo_bytes_{kind}")
         return f"zoo_bytes_{kind}({base})"
 
+    def cell(self, address: Address) -> str:
+        """The element at an address, as it is written to."""
+        return f"{self._place(address)}[{c_index(address.index)}]"
+
     @staticmethod
     def _place(address: Address) -> str:
         slot = address.slot

@@ -82,10 +82,10 @@ class TilePlan(Plan):
 
 def lower_tiles(kernel: Kernel, plan: TilePlan) -> Function:
     """The loops of one canonical kernel (its buffers are numbered) under a plan for tiles."""
-    return _Tiled(kernel, plan).function()
+    return Tiled(kernel, plan).function()
 
 
-class _Tiled(Lowering):
+class Tiled(Lowering):
     def __init__(self, kernel: Kernel, plan: TilePlan) -> None:
         super().__init__(kernel, plan)
         self.tiles: dict[Node, tuple[Scratch, Index]] = {}  # where it lies, and its first index
@@ -94,6 +94,7 @@ class _Tiled(Lowering):
         self.count: Int = 1  # how many it has
         self.place: Int = 0  # of the tile in its strip
         self.tiles_beside: Int = 1  # how many this group makes of a strip
+        self.work: dict[Node, tuple[Scratch, ...]] = {}  # what the tiles of a group share
 
     def _grid(self) -> tuple[int, ...]:
         return self.plan.grid
@@ -117,19 +118,24 @@ class _Tiled(Lowering):
         nodes = [node for node, _ in self.plan.where]
         self.support = tuple(dict.fromkeys(part for n in nodes for part in n.arg.source()))
         strip = min(n.arg.strip for n in nodes)
-        work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
+        self.work = {n: self._begin(n, i) for i, n in enumerate(nodes)}
         block = self._next_strip(strip) if self.plan.rows else None
         beside = self._next_tile()
         for i, node in enumerate(nodes):
-            place = self._scratch(f"tile{i}", dt.float32, strip * node.arg.columns + ROOM)
-            self.tiles[node] = place, self._corner(node)
-            self._call(node, "tile", (place, *work[node]), (self.count,))
+            size = strip * node.arg.columns + ROOM
+            tile = self._scratch(f"tile{i}", dt.float32, size, shared=self.plan.team > 1)
+            self.tiles[node] = tile, self._corner(node)
+            self._make_tile(node, i, tile)
         self._nest(0, [[] for _ in self.root.shape])
         self._close(beside)
         self._close(block)
         for node in nodes:
-            if work[node]:
+            if self.work[node]:
                 self._emit(Call(f"{node.arg.name}_end", (), (), ()))
+
+    def _make_tile(self, node: Node, number: int, tile: Scratch) -> None:
+        """Fill the tile of an INTRINSIC."""
+        self._call(node, "tile", (tile, *self.work[node]), (self.count,))
 
     def _next_strip(self, strip: int) -> Block | None:
         """Open the loop over the strips of this group's rows."""
@@ -175,9 +181,11 @@ class _Tiled(Lowering):
         self._call(node, "begin", (work,), ())
         return (work,)
 
-    def _scratch(self, name: str, dtype: DType, size: int) -> Scratch:
-        self.scratch.append(Scratch(name, dtype, size))
-        return self.scratch[-1]
+    def _scratch(self, name: str, dtype: DType, size: int, shared: bool = False) -> Scratch:
+        part = Scratch(name, dtype, size, shared)
+        if part not in self.scratch:
+            self.scratch.append(part)
+        return part
 
     def _call(
         self, node: Node, what: str, scratch: tuple[Scratch, ...], more: tuple[Int, ...]

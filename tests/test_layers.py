@@ -25,6 +25,7 @@ ENGINE_ORDER = (
     "evaluate",
     "lower",
     "tiles",
+    "staged",
     "recipes",
     "tune",
     "clib",

@@ -23,6 +23,7 @@ from engine.recipes import (
     groups,
     product,
     rows,
+    staged,
     team,
     tile_dots,
     tiles,
@@ -33,7 +34,14 @@ from engine.recipes.analysis import analyse
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 
-REWRITES = (tile_dots.rewrite, vnni.rewrite, amx.rewrite, gemv.rewrite, gemm.rewrite)
+REWRITES = (
+    tile_dots.rewrite,
+    vnni.rewrite,
+    amx.rewrite,
+    gemv.rewrite,
+    gemm.rewrite,
+    staged.rewrite,
+)
 RECIPES = (tiles.match, team.match, rows.match, contraction.match, elementwise.match)
 
 
@@ -66,6 +74,9 @@ def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:
     """The kernel (a recipe may reshape its output) and the plan to lower it with."""
     if kernel.rows is not None:
         return kernel, elementwise.scattered(kernel, target)
+    found = staged.tiled(kernel, target)
+    if found is not None:
+        return found
     kernel, facts = elementwise.flattened(kernel)
     facts = facts or analyse(kernel)
     for match in RECIPES:

@@ -98,7 +98,7 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: Rows) -> list[I
     if rows:
         total = rows_in_all(shape, rows)
         block[rows[0][0]] = total if upper(total) <= spec.block else spec.block
-    for _, axis in sorted(_column_axes(facts)):
+    for _, axis in sorted(column_axes(facts)):
         extent = facts.extent(axis)
         sizes = [1 << i for i in reversed(range(spec.columns.bit_length())) if 1 << i < extent]
         for size in (shape[axis], *sizes):
@@ -109,7 +109,7 @@ def _blocks(kernel: Kernel, facts: Facts, spec: Intrinsic, rows: Rows) -> list[I
     return block
 
 
-def _column_axes(facts: Facts) -> list[tuple[float, int]]:
+def column_axes(facts: Facts) -> list[tuple[float, int]]:
     """(columns that a step along it passes, axis), for the output axes that move the column."""
     column = facts.tiles[0][1][2]
     out = []
@@ -153,7 +153,7 @@ def _beside(
     That takes an axis along which tiles follow each other; others may not move them as well.
     """
     most = min(n.arg.beside for n, _ in where) // len(where)
-    moving = [a for _, a in _column_axes(facts) if upper(block[a]) < facts.extent(a)]
+    moving = [a for _, a in column_axes(facts) if upper(block[a]) < facts.extent(a)]
     if most < 2 or len(moving) != 1:
         return 0, 1
     (axis,), starts = moving, {v: 0 for v in facts.axes if v is not None}
@@ -177,7 +177,7 @@ def _orders(
     panels are done before the next.
     """
     counting = [axis for axis, _ in rows]
-    columns = [axis for _, axis in _column_axes(facts)]
+    columns = [axis for _, axis in column_axes(facts)]
     batch = [a for a in range(len(block)) if a not in counting and a not in columns]
     loops = (*batch, *counting, *columns)
     parts = rows and upper(block[counting[0]]) < upper(rows_in_all(kernel.root.shape, rows))

@@ -84,8 +84,8 @@ def assemble(functions: Sequence[Rendered], target: Target) -> str:
     needed = frozenset().union(*(f.helpers for f in functions), ())
     called = [text for name, text in helpers(target).items() if name in needed]
     support = dict.fromkeys(part for f in functions for part in f.support)
-    prelude = DIALECTS[target.dialect].prelude
-    return "\n".join([prelude, *called, *support, *(f.text for f in functions)])
+    prelude = [text] if (text := DIALECTS[target.dialect].prelude) else []
+    return "\n".join([*prelude, *called, *support, *(f.text for f in functions)])
 
 
 def entry_points(functions: Sequence[Rendered], target: Target) -> str:
@@ -163,8 +163,10 @@ class _Renderer:
         for s in body:
             match s:
                 case Loop(var, extent, inner, dealt):
-                    first, step = ("item", self.function.team) if dealt else (0, 1)
-                    turns = f"int {var} = {first}; {var} < {c_index(extent)}; {var} += {step}"
+                    first, step = (0, "++")
+                    if dealt:
+                        first, step = "item", f" += {self.function.team}"
+                    turns = f"int {var} = {first}; {var} < {c_index(extent)}; {var}{step}"
                     self.lines.append(f"{indent}for ({turns}) {{")
                     self._block(inner, indent + "  ")
                     self.lines.append(indent + "}")

@@ -122,7 +122,7 @@ def tiled(kernel: Kernel, target: Target) -> tuple[Kernel, StagedPlan] | None:
             new[n] = p.restored(g.intrinsic(spec, (p.left, p.right)))
         else:
             new[n] = rebuild(n, new)
-    changed = replace(kernel, root=new[kernel.root])
+    changed = _columns_joined(replace(kernel, root=new[kernel.root]))
     facts = analyse(changed)
     plan = tiles.match(changed, facts, target)
     if plan is None or not plan.rows:
@@ -136,6 +136,19 @@ def tiled(kernel: Kernel, target: Target) -> tuple[Kernel, StagedPlan] | None:
     return changed, StagedPlan(**values, across=across)
 
 
+def _columns_joined(kernel: Kernel) -> Kernel:
+    """The kernel with the axes of its columns as one, if they are neighbours: of whatever size they
+    are, a tile then ends where the next begins."""
+    facts = analyse(kernel)
+    axes = sorted({axis for _, axis in tiles.column_axes(facts)}) if facts.tiles else []
+    shape, old = kernel.root.shape, kernel.target
+    if len(axes) < 2 or kernel.box is not None or axes != list(range(axes[0], axes[-1] + 1)):
+        return kernel
+    joined = (*shape[: axes[0]], product(shape[a] for a in axes), *shape[axes[-1] + 1 :])
+    target = g.make(Op.BUFFER, (), old.arg, old.dtype, joined)
+    return replace(kernel, root=g.reshape(kernel.root, joined), target=target)
+
+
 def _has_tensor_cores(target: Target) -> bool:
     return target.dialect == "cuda" and TENSOR_CORES in target.features
 
@@ -146,9 +159,25 @@ def _is_large(found: Product) -> bool:
 
 
 def _columns_last(found: Product) -> Product:
-    """The product whose columns are neighbours in the result."""
+    """The product whose columns are neighbours in the result.
+
+    Of those that lie apart, as the pixels of several pictures do, the outer ones count as a batch.
+    """
     _, rows, columns = found.axes
-    return found.swapped() if max(rows, default=-1) > max(columns, default=-1) else found
+    if max(rows, default=-1) > max(columns, default=-1):
+        return _columns_last(found.swapped())
+    inner = [a for a in columns if not any(a < row < columns[-1] for row in rows)]
+    outer = tuple(a for a in columns if a not in inner)
+    if not outer:
+        return found
+    shape, (batch, m, depth) = found.node.shape, found.left.shape
+    count = product(shape[a] for a in outer)
+    left = g.reshape(found.left, (batch, 1, m, depth))
+    left = g.reshape(g.expand(left, (batch, count, m, depth)), (batch * count, m, depth))
+    n = product(shape[a] for a in inner)
+    right = g.reshape(found.right, (batch * count, n, depth))
+    axes = ((*found.axes[0], *outer), rows, tuple(inner))
+    return Product(found.node, left, right, axes)
 
 
 def _is_bfloat16(x: Node) -> bool:

@@ -129,9 +129,9 @@ def quantised(matrix: Node) -> Quantised | None:
     u = g.cast(q, dt.uint8)
     if low:
         u = g.binary(Op.ADD, u, g.const(-low, dt.uint8, u.shape))
-    per_block = [_first_of_blocks(_again(chain, h)) for h in halves]
+    per_block = [_first_of_blocks(again(chain, h)) for h in halves]
     bits = 4 if high - low < 16 else 8
-    return Quantised(_again(chain, u), per_block[0], (per_block + [None])[1], bits, -low)
+    return Quantised(again(chain, u), per_block[0], (per_block + [None])[1], bits, -low)
 
 
 def _half_per_block(x: Node) -> Node | None:
@@ -158,7 +158,7 @@ def _keeps_blocks(chain: list[Node], rows: Int, depth: int) -> bool:
     return not any(inside in variables(i) for i in index[:-1])
 
 
-def _again(chain: list[Node], x: Node) -> Node:
+def again(chain: list[Node], x: Node) -> Node:
     """The movement ops of `chain` (outermost first) applied to another node of the same shape."""
     for n in reversed(chain):
         x = g.make(n.op, (x,), n.arg, x.dtype, n.shape)

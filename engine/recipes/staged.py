@@ -18,7 +18,7 @@ from engine.graph import Node, Op, rebuild, toposort
 from engine.ir import Target
 from engine.recipes import tiles
 from engine.recipes.analysis import analyse
-from engine.recipes.product import Product, find, multiplied
+from engine.recipes.product import Product, again, find, multiplied
 from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 from engine.staged import StagedPlan
@@ -93,13 +93,24 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     target = settings.target
     if settings.terms != 1 or not _has_tensor_cores(target) or not _is_large(found):
         return None
-    factors = [
-        g.cast(g.cast(x, dt.bfloat16), dt.float32) if not _is_bfloat16(x) else x
-        for x in (found.left, found.right)
-    ]
-    if factors == [found.left, found.right]:
+    if _is_bfloat16(found.left) and _is_bfloat16(found.right):
         return None
-    return multiplied(*factors)
+    return multiplied(_rounded(found.left, settings), _rounded(found.right, settings))
+
+
+def _rounded(x: Node, settings: Settings) -> Node:
+    """A factor in bfloat16, still as float32. Activations are stored so, once for all who stage
+    them: what windows share isn't rounded for each."""
+    chain: list[Node] = []
+    base = x
+    while base.op in g.MOVEMENT:
+        chain.append(base)
+        base = base.src[0]
+    if _is_bfloat16(base):
+        return x
+    near = g.cast(base, dt.bfloat16)
+    near = near if settings.is_weight(base) else g.packed(near)
+    return g.cast(again(chain, near), dt.float32)
 
 
 def tiled(kernel: Kernel, target: Target) -> tuple[Kernel, StagedPlan] | None:

@@ -109,7 +109,7 @@ class Lowering(Evaluator):
         group = Var("group", 0, max(upper(self._groups()) - 1, 0))
         self._coordinates(group)
         self._body()
-        reads = self.kernel.reads
+        reads = sorted(self.kernel.reads, key=lambda n: n.arg[0])  # recipes may reorder them
         parameters = [Parameter(0, self.kernel.target.dtype)]
         parameters += [Parameter(n.arg[0], n.dtype) for n in reads]
         known = set(self.level) | {self.lane, self.reduce_lane, group}

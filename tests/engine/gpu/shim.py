@@ -38,6 +38,7 @@ class Library:
             source = re.sub(r"threadgroup (\w+ \w+\[\d+\];)", r"static \1", source)
         else:
             source = f'#include "cuda.h"\n{source}'
+        self.source = source
         self.library = ctypes.CDLL(str(_compiled(source)))
         shared = "static" if dialect == "metal" else "__shared__"
         self.together = set(re.findall(rf"(\w+)_\([^{{]*\{{ {shared}", source))

@@ -34,8 +34,8 @@ from engine.runtime.driver import (
     STUCK,
     driver,
 )
-from engine.runtime.runs import is_long, plan_runs, sharers
 from engine.runtime.ints import Ints
+from engine.runtime.runs import is_long, plan_runs, sharers
 from engine.symbolic import Expr, evaluate
 
 if TYPE_CHECKING:

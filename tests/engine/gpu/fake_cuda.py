@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import threading
 from bisect import bisect_right
 from collections.abc import Callable
 from enum import IntEnum
@@ -61,7 +62,7 @@ class Driver:
         self.queue: list[Callable[[], None]] = []
         self.allocations: dict[int, np.ndarray] = {}
         self.error = OK
-        self.context: Any = None
+        self.current = threading.local()  # a context is of the thread that set it
         self.calls: dict[str, int] = {}  # how often each function was called
 
     def __getattribute__(self, name: str) -> Any:
@@ -96,7 +97,7 @@ class Driver:
         return OK, "context"
 
     def cuCtxSetCurrent(self, context):
-        self.context = context
+        self.current.context = context
         return (OK,)
 
     def cuStreamCreate(self, flags):
@@ -113,8 +114,11 @@ class Driver:
 
     # --- work on the stream ------------------------------------------------------------------
 
+    def _has_context(self) -> bool:
+        return getattr(self.current, "context", None) is not None
+
     def _later(self, stream: Any, work: Callable[[], None]) -> tuple:
-        assert stream is STREAM and self.context is not None
+        assert stream is STREAM and self._has_context()
         self.queue.append(work)
         return (OK,)
 

@@ -231,7 +231,8 @@ def test_the_pretended_driver_is_called_as_the_real_one():
             if not name.startswith(("cu", "nvrtc")) or not inspect.isfunction(function):
                 continue
             head = getattr(real, name).__doc__.splitlines()[0]
-            inside = re.sub(r"\[[^()]*\]", "", head[head.index("(") + 1 : head.rindex(")")])
+            inside = head[head.index("(") + 1 : head.rindex(")")]
+            inside = re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", inside))
             count = len(inside.split(",")) if inside else 0
             assert count == len(inspect.signature(function).parameters) - 1, head
     for kind in (CUresult, CUdevice_attribute):

@@ -237,8 +237,8 @@ def test_the_pretended_driver_is_called_as_the_real_one():
             assert count == len(inspect.signature(function).parameters) - 1, head
     for kind in (CUresult, CUdevice_attribute):
         for member in kind:
-            real = getattr(importlib.import_module(REAL[0]), kind.__name__)[member.name]
-            assert real == member
+            numbers = getattr(importlib.import_module(REAL[0]), kind.__name__)
+            assert getattr(numbers, member.name) == member
 
 
 @pytest.mark.peers

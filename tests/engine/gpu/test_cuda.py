@@ -97,6 +97,14 @@ def test_too_much_memory_is_one_line(monkeypatch):
     device.allocate(600)  # after waiting for what is being freed
 
 
+def test_what_the_gpu_did_wrong_is_told_by_who_waits(monkeypatch):
+    device = _opened(monkeypatch)
+    memory = device.allocate(9)
+    device.copy(memory, cuda.Memory(8, memory.owner), 9)
+    with pytest.raises(DeviceError, match="cuStreamSynchronize failed with CUDA_ERROR_ILLEGAL_ADD"):
+        device.read(memory, 9)
+
+
 @pytest.mark.parametrize(
     ("limits", "name", "message"),
     (

@@ -6,6 +6,7 @@
 
 #define __global__
 #define __shared__ static
+#define __align__(n) __attribute__((aligned(n)))
 using std::max;
 using std::min;
 struct shim_index {

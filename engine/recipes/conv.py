@@ -144,15 +144,9 @@ class Slide(NamedTuple):
 
 def _slides(found: Convolution) -> tuple[Node, tuple[Slide, Slide]]:
     """The input without padding, (B, C, H, W), and how the windows lie along H and W."""
-    x = found.x
-    inner = x.src[0] if x.op is Op.SHRINK else x  # a convolution's x begins where its source does
-    before = [0] * len(x.shape)
-    if inner.op is Op.PAD and inner.arg[:2] == ((0, 0), (0, 0)):
-        before = [n for n, _ in inner.arg]
-        ends = (min(n, m - b) for n, m, b in zip(inner.src[0].shape, x.shape, before))
-        x = g.shrink(inner.src[0], tuple((0, end) for end in ends))
+    x, padding = found.unpadded()
     parts = (x.shape[2:], found.out, found.weight.shape[2:], found.stride, found.dilation)
-    slides = [Slide(*each) for each in zip(*parts, before[2:])]
+    slides = [Slide(*each) for each in zip(*parts, (before for before, _ in padding[2:]))]
     if len(slides) == 1:
         slides = [Slide(), *slides]
     return g.reshape(x, (*x.shape[:2], *(s.size for s in slides))), tuple(slides)

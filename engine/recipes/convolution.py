@@ -35,6 +35,22 @@ class Convolution:
         """Places along each axis of space."""
         return self.node.shape[3 : 3 + len(self.stride)]
 
+    def unpadded(self) -> tuple[Node, tuple[tuple[int, int], ...]]:
+        """x without the zeros around its space, and how many (before, after) there are on each axis.
+
+        All sizes of x have to be known.
+        """
+        x, before, kept = self.x, [0] * len(self.x.shape), list(self.x.shape)
+        while x.op is Op.PAD or (x.op is Op.SHRINK and not any(start for start, _ in x.arg)):
+            offsets = [b for b, _ in x.arg] if x.op is Op.PAD else [0] * len(before)
+            inner = [min(n - b, m) for n, b, m in zip(kept, offsets, x.src[0].shape)]
+            if min(inner) < 1 or inner[:2] != kept[:2]:
+                break
+            x, before, kept = x.src[0], [b + o for b, o in zip(before, offsets)], inner
+        x = g.shrink(x, tuple((0, n) for n in kept))
+        sides = zip(before, kept, self.x.shape)
+        return x, tuple((b, whole - b - n) for b, n, whole in sides)
+
 
 def find(node: Node) -> Convolution | None:
     """The Convolution that a node is, or None."""

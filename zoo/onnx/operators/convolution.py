@@ -8,12 +8,14 @@ import numpy as np
 
 from engine import Tensor, convolution
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last
 from zoo.onnx.operators.linear import centred
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 Sides = list[tuple[int, int]]
 FEW_CHANNELS, FEW_TILES = 32, 64  # below that Winograd's transforms don't pay
+FEWEST_LAST = 16  # channels that fill a vector
 
 
 def sides(
@@ -57,24 +59,28 @@ def convolve(
     dilations: Sequence[int],
     group: int,
 ) -> Tensor:
-    """The engine's convolution over as many axes as there are.
+    """The engine's convolution over as many axes as there are; many channels come last in memory.
 
     Windows overlap, so what makes x is done before, not once per tap.
     """
-    taps = int(np.prod(weight.shape[2:]))
-    if taps > 1:
-        x = x.contiguous()
-    o = weight.shape[0]
+    taps, o = int(np.prod(weight.shape[2:])), weight.shape[0]
+    if taps > 1 and group < o:  # of a channel by itself the engine stores what fits
+        last = lies_last(x)
+        x = channels_first(channels_last(x).contiguous()) if last else x.contiguous()
+    how = (strides, around, dilations)
+    wide = weight
     if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
         wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
-        if _by_winograd(x, wide, strides, around, dilations):
-            out = v.part(convolve(x, wide, None, strides, around, dilations, 1), 1, 0, o)
-            return out if bias is None else out + bias.reshape(o, 1, 1)
-    if taps > 1 and group == 1 and not _by_winograd(x, weight, strides, around, dilations):
-        return _by_one_product(x, weight, bias, strides, around, dilations)
-    out = convolution.conv(x, weight, bias, strides, around, dilations, group)
-    # Pixels of a channel by itself lie side by side, whoever reads them next.
-    return out.contiguous() if len(strides) == 2 and group > 1 else out
+    if _by_winograd(x, wide, *how):
+        out = v.part(convolution.conv(x, wide, None, *how, group), 1, 0, o)
+    elif taps > 1 and group == 1:
+        out = _by_one_product(x, weight, *how)
+    else:
+        out = convolution.conv(x, weight, None, *how, group)
+    if o < FEWEST_LAST and not lies_last(x):
+        return out if bias is None else out + bias.reshape(o, *(1,) * len(strides))
+    out = channels_last(out)
+    return channels_first(out if bias is None else out + bias.cast(out.dtype))
 
 
 def _by_winograd(
@@ -88,23 +94,17 @@ def _by_winograd(
 
 
 def _by_one_product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    strides: Sequence[int],
-    around: Sides,
-    dilations: Sequence[int],
+    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
 ) -> Tensor:
-    """All windows as the columns of a matrix."""
-    rank, o = len(strides), weight.shape[0]
-    padded = x.pad([(0, 0), (0, 0), *around])
-    windows = padded.windows(range(2, x.ndim), weight.shape[2:], strides, dilations)
-    b, out = x.shape[0], windows.shape[2 : 2 + rank]
-    columns = windows.permute(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-    depth = int(np.prod(weight.shape[1:]))
-    columns = columns.reshape(b, depth, int(np.prod(out))).contiguous()
-    total = (weight.reshape(o, depth) @ columns).reshape(b, o, *out)
-    return total if bias is None else total + bias.reshape(o, *(1,) * rank)
+    """All windows as the rows of a matrix, channels last."""
+    rank, (o, _, *kernel) = len(strides), weight.shape
+    padded = channels_last(x).pad([(0, 0), *around, (0, 0)]).contiguous()
+    windows = padded.windows(range(1, 1 + rank), kernel, strides, dilations)
+    b, *out = windows.shape[: 1 + rank]
+    rows = windows.permute(*range(1 + rank), *range(2 + rank, 2 + 2 * rank), 1 + rank)
+    rows = rows.reshape(b, int(np.prod(out)), -1).contiguous()
+    columns = weight.permute(*range(2, 2 + rank), 1, 0).reshape(-1, o)
+    return channels_first((rows @ columns).reshape(b, *out, o))
 
 
 @operator("ConvTranspose", heavy=True)

@@ -73,7 +73,7 @@ def convolve(
         wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
     if _by_winograd(x, wide, *how):
         out = v.part(convolution.conv(x, wide, None, *how, group), 1, 0, o)
-    elif taps > 1 and group == 1:
+    elif group == 1 and (taps > 1 or o >= FEWEST_LAST):
         out = _by_one_product(x, weight, *how)
     else:
         out = convolution.conv(x, weight, None, *how, group)
@@ -98,13 +98,17 @@ def _by_one_product(
 ) -> Tensor:
     """All windows as the rows of a matrix, channels last."""
     rank, (o, _, *kernel) = len(strides), weight.shape
-    padded = channels_last(x).pad([(0, 0), *around, (0, 0)]).contiguous()
+    padded = channels_last(x).pad([(0, 0), *around, (0, 0)])
+    taps = int(np.prod(kernel))
+    if taps > 1:
+        padded = padded.contiguous()
     windows = padded.windows(range(1, 1 + rank), kernel, strides, dilations)
     b, *out = windows.shape[: 1 + rank]
     rows = windows.permute(*range(1 + rank), *range(2 + rank, 2 + 2 * rank), 1 + rank)
-    rows = rows.reshape(b, int(np.prod(out)), -1).contiguous()
+    rows = rows.reshape(b, int(np.prod(out)), -1)
     columns = weight.permute(*range(2, 2 + rank), 1, 0).reshape(-1, o)
-    return channels_first((rows @ columns).reshape(b, *out, o))
+    total = (rows.contiguous() if taps > 1 else rows) @ columns
+    return channels_first(total.reshape(b, *out, o))
 
 
 @operator("ConvTranspose", heavy=True)

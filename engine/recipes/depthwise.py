@@ -16,7 +16,7 @@ from engine.recipes.settings import Settings
 from engine.recipes.views import STORED
 from engine.windows import windows
 
-TAPS = 9  # more make it pay to write the zeros around a picture, rather than to test for its border
+TAPS = 9  # up to so many, far apart, it doesn't pay to copy a picture for the zeros around it
 
 
 def rewrite(node: Node, settings: Settings) -> Node | None:
@@ -50,9 +50,10 @@ def _picture(found: Convolution) -> Node:
     x, padding = found.unpadded()
     x = g.permute(x, (0, *range(2, len(x.shape)), 1))
     padding = (padding[0], *padding[2:], padding[1])
-    if prod(found.weight.shape[2:]) > TAPS and any(map(any, padding)):
-        return g.packed(g.pad(x, padding))
-    return g.pad(x if x.op in STORED else g.packed(x), padding)
+    if not any(map(any, padding)):
+        return x if x.op in STORED else g.packed(x)
+    apart = min(found.stride) > 1 and prod(found.weight.shape[2:]) <= TAPS
+    return g.pad(x, padding) if x.op in STORED and apart else g.packed(g.pad(x, padding))
 
 
 def _taps(weight: Node) -> Node:

@@ -29,6 +29,13 @@ def lies_last(x: Any) -> bool:
     return x.node.arg == (0, x.ndim - 1, *range(1, x.ndim - 1))
 
 
+def stored(x: Tensor) -> Tensor:
+    """x in a buffer, in the order in which it lies; nothing may write to it."""
+    if lies_last(x):
+        return channels_first(stored(channels_last(x)))
+    return x if x.node.op.name in ("BUFFER", "ASSIGN", "CONTIGUOUS") else x.contiguous()
+
+
 def as_it_lies(function: Callable[..., Any], arguments: Sequence[Any], **options: Any) -> Any:
     """function(*arguments), of broadcast elements each by itself, with channels last if one of the
     arguments has all axes and lies so."""

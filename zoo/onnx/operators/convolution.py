@@ -8,7 +8,7 @@ import numpy as np
 
 from engine import Tensor, convolution
 from zoo.onnx import values as v
-from zoo.onnx.layout import channels_first, channels_last, lies_last
+from zoo.onnx.layout import channels_first, channels_last, lies_last, stored
 from zoo.onnx.operators.linear import centred
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
@@ -64,9 +64,8 @@ def convolve(
     Windows overlap, so what makes x is done before, not once per tap.
     """
     taps, o = int(np.prod(weight.shape[2:])), weight.shape[0]
-    if taps > 1 and group < o:  # of a channel by itself the engine stores what fits
-        last = lies_last(x)
-        x = channels_first(channels_last(x).contiguous()) if last else x.contiguous()
+    if taps > 1 and 1 < group < o:
+        x = stored(x)
     how = (strides, around, dilations)
     wide = weight
     if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
@@ -77,6 +76,8 @@ def convolve(
         out = _by_one_product(x, weight, *how)
     else:
         out = convolution.conv(x, weight, None, *how, group)
+    if set(out.shape[2:]) == {1}:  # else it would be made by whoever scales channels, for each one
+        out = out.contiguous()
     if o < FEWEST_LAST and not lies_last(x):
         return out if bias is None else out + bias.reshape(o, *(1,) * len(strides))
     out = channels_last(out)

@@ -8,6 +8,7 @@ import numpy as np
 
 from engine import Tensor
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last
 from zoo.onnx.operators.convolution import Sides, sides
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
@@ -101,7 +102,12 @@ def _space(x: Value) -> tuple[int, ...]:
 @operator("GlobalAveragePool")
 def global_average_pool(x: Value):
     """The mean over all places."""
-    return v.reduce("mean", x, _space(x))
+    if not lies_last(x):
+        return v.reduce("mean", x, _space(x))
+    total = channels_last(x)
+    for axis in _space(x)[::-1]:  # of lines first, so that there is work for every core
+        total = v.reduce("sum", total, (axis - 1,))
+    return channels_first(total * (1 / int(np.prod(x.shape[2:]))))
 
 
 @operator("GlobalMaxPool")

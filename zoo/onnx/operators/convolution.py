@@ -64,7 +64,8 @@ def convolve(
     Windows overlap, so what makes x is done before, not once per tap.
     """
     taps, o = int(np.prod(weight.shape[2:])), weight.shape[0]
-    if taps > 1 and 1 < group < o:
+    alone = group == o >= FEWEST_LAST  # of these the engine stores what it needs
+    if taps > 1 and group > 1 and not alone:
         x = stored(x)
     how = (strides, around, dilations)
     wide = weight
@@ -80,8 +81,9 @@ def convolve(
         out = out.contiguous()
     if o < FEWEST_LAST and not lies_last(x):
         return out if bias is None else out + bias.reshape(o, *(1,) * len(strides))
-    out = channels_last(out)
-    return channels_first(out if bias is None else out + bias.cast(out.dtype))
+    if bias is None:  # what computes says how numbers lie
+        bias = Tensor.zeros(o, device=out.device)
+    return channels_first(channels_last(out) + bias.cast(out.dtype))
 
 
 def _by_winograd(

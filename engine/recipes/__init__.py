@@ -22,6 +22,7 @@ from engine.recipes import (
     gemm,
     gemv,
     groups,
+    implicit,
     product,
     rows,
     tile_dots,
@@ -58,6 +59,7 @@ PASSES = (
     conv.rewrite,
     depthwise.rewrite,
     winograd.rewrite,
+    implicit.rewrite,
     rewrite_product,
     groups.rewrite,
 )

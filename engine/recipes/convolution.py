@@ -36,7 +36,7 @@ class Convolution:
         return self.node.shape[3 : 3 + len(self.stride)]
 
     def unpadded(self) -> tuple[Node, tuple[tuple[int, int], ...]]:
-        """x without the zeros around its space, and how many (before, after) there are on each axis.
+        """x without the zeros around its space, and their number (before, after) on each axis.
 
         All sizes of x have to be known.
         """

@@ -14,8 +14,8 @@ from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 Sides = list[tuple[int, int]]
-FEW_CHANNELS, FEW_TILES = 32, 64  # below that Winograd's transforms don't pay
-FEWEST_LAST = 16  # channels that fill a vector
+MANY = 16  # channels that fill a vector
+FEWEST = 4  # for which the engine stores what it reads
 
 
 def sides(
@@ -59,59 +59,19 @@ def convolve(
     dilations: Sequence[int],
     group: int,
 ) -> Tensor:
-    """The engine's convolution over as many axes as there are; many channels come last in memory.
-
-    Windows overlap, so what makes x is done before, not once per tap.
-    """
-    taps, o = int(np.prod(weight.shape[2:])), weight.shape[0]
-    alone = group == o >= FEWEST_LAST  # of these the engine stores what it needs
-    if taps > 1 and group > 1 and not alone:
+    """The engine's convolution over any number of axes; many channels come last in memory."""
+    o, several = weight.shape[0], set(weight.shape[2:]) != {1}
+    fits = group == 1 and o >= FEWEST or group == o >= MANY
+    if several and not fits:  # windows overlap: what makes x is done before, not once per tap
         x = stored(x)
-    how = (strides, around, dilations)
-    wide = weight
-    if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
-        wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
-    if _by_winograd(x, wide, *how):
-        out = v.part(convolution.conv(x, wide, None, *how, group), 1, 0, o)
-    elif group == 1 and (taps > 1 or o >= FEWEST_LAST):
-        out = _by_one_product(x, weight, *how)
-    else:
-        out = convolution.conv(x, weight, None, *how, group)
+    out = convolution.conv(x, weight, None, strides, around, dilations, group)
     if set(out.shape[2:]) == {1}:  # else it would be made by whoever scales channels, for each one
         out = out.contiguous()
-    if o < FEWEST_LAST and not lies_last(x):
+    if o < MANY and not lies_last(x):
         return out if bias is None else out + bias.reshape(o, *(1,) * len(strides))
     if bias is None:  # what computes says how numbers lie
         bias = Tensor.zeros(o, device=out.device)
     return channels_first(channels_last(out) + bias.cast(out.dtype))
-
-
-def _by_winograd(
-    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
-) -> bool:
-    """Whether the engine has a way of its own in float32: `engine/recipes/winograd.py`."""
-    if not tuple(strides) == tuple(dilations) == (1, 1) or tuple(weight.shape[2:]) != (3, 3):
-        return False
-    high, wide = (-(-(n + b + a - 2) // 4) for n, (b, a) in zip(x.shape[2:], around))
-    return min(weight.shape[:2]) >= FEW_CHANNELS and x.shape[0] * high * wide >= FEW_TILES
-
-
-def _by_one_product(
-    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
-) -> Tensor:
-    """All windows as the rows of a matrix, channels last."""
-    rank, (o, _, *kernel) = len(strides), weight.shape
-    padded = channels_last(x).pad([(0, 0), *around, (0, 0)])
-    taps = int(np.prod(kernel))
-    if taps > 1:
-        padded = padded.contiguous()
-    windows = padded.windows(range(1, 1 + rank), kernel, strides, dilations)
-    b, *out = windows.shape[: 1 + rank]
-    rows = windows.permute(*range(1 + rank), *range(2 + rank, 2 + 2 * rank), 1 + rank)
-    rows = rows.reshape(b, int(np.prod(out)), -1)
-    columns = weight.permute(*range(2, 2 + rank), 1, 0).reshape(-1, o)
-    total = (rows.contiguous() if taps > 1 else rows) @ columns
-    return channels_first(total.reshape(b, *out, o))
 
 
 @operator("ConvTranspose", heavy=True)

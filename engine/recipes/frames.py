@@ -77,12 +77,13 @@ def frame_of(y: Slide, x: Slide, strip: int, slack: int) -> Frame:
             for line in _taps(above, y)
             for pixel in _taps(left, x)
         )
-        strips = -(-y.places * (pitch // x.stride) // strip)
+        width = pitch // x.stride if y.places > 1 else x.places
+        strips = -(-y.places * width // strip)
         most = lines * pitch + slack
         excess = (strips * strip - 1) * x.stride + max(offsets) + 1 - most
         if excess <= 0:
             below = lines - above - y.size
-            return Frame(above, below, left, right, y.stride, pitch // x.stride, offsets)
+            return Frame(above, below, left, right, y.stride, width, offsets)
         lines, right = (lines + 1, right) if y.places > 1 else (lines, right + excess)
 
 

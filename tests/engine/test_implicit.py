@@ -53,7 +53,7 @@ def test_convolutions_of_any_geometry(rank: int) -> None:
         stride, dilation = ([pick(1, 1, 2, 3) for _ in kernel] for _ in "sd")
         sides = [(pick(0, 1, 2), pick(0, 1, 2)) for _ in kernel]
         space = [pick(3, 8, 17) + d * (k - 1) for d, k in zip(dilation, kernel)]
-        c, o, batch = pick(5, 16, 33), pick(4, 20, 32, 70), pick(1, 2)
+        c, o, batch = pick(5, 16, 33, 300), pick(4, 20, 32, 70), pick(1, 2)
         weight = whole(o, c, *kernel, dtype=pick(dt.float32, dt.float16), weight=True)
         bias = whole(o, weight=True)
 

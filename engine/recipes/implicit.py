@@ -3,6 +3,7 @@
 The picture is stored channels last, in a frame of zeros (see frames.py). So the row of a window
 lies in a row of memory, and the outputs are rows of a matrix product, each beginning a number of
 pixels behind the last: the register tiles of gemm.py read them where they lie, once per kernel row.
+Volumes, groups and weights that change do get a matrix of windows, unless it is huge.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from engine.symbolic import Int
 from engine.windows import windows
 
 FEWEST = 4  # output channels, of the 32 that are computed at least
+LARGEST = 1 << 28  # bytes of a matrix of windows
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,32 @@ class Windows(RegisterTile):
 
 
 def rewrite(node: Node, settings: Settings) -> Node | None:
-    """The convolution by a weight, where the kernel has several taps."""
+    """The convolution as a product, where the kernel has several taps."""
     target = settings.target
     if node.op is not Op.REDUCE or not target.is_cpu or target.lanes not in gemm.CACHE:
         return None
     found = find(node)
-    if found is None or not _suits(found) or not settings.is_weight(found.weight):
+    if found is None or not _is_fixed(found):
         return None
+    suits = _suits(found) and settings.is_weight(found.weight)
+    return (_implicit(found, settings) if suits else None) or _by_matrix(found)
+
+
+def _is_fixed(found: Convolution) -> bool:
+    """Whether all sizes are known, and the windows overlap."""
+    known = all(isinstance(n, int) for n in (*found.x.shape, *found.weight.shape))
+    return known and prod(found.weight.shape[2:]) > 1
+
+
+def _suits(found: Convolution) -> bool:
+    o, channels, *kernel = found.weight.shape
+    deep = channels * prod(kernel) >= panels.SHALLOWEST
+    return found.groups == 1 and len(kernel) <= 2 and o >= FEWEST and deep
+
+
+def _implicit(found: Convolution, settings: Settings) -> Node | None:
+    """By windows that are read where they lie; None where the weight's numbers don't suit."""
+    target = settings.target
     o, channels, *kernel = found.weight.shape
     depth = channels * prod(kernel)
     last = g.permute(found.weight, (0, *range(2, 2 + len(kernel)), 1))
@@ -91,16 +112,26 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     spec = replace(spec, block=gemm.block(spec, groups, target.cores))
     out = g.reshape(g.intrinsic(spec, (picture, weights)), (batch, y.places, frame.width, o))
     out = g.shrink(out, ((0, batch), (0, y.places), (0, x.places), (0, o)))
-    return g.reshape(g.permute(out, (0, 3, 1, 2)), node.shape)
+    return g.reshape(g.permute(out, (0, 3, 1, 2)), found.node.shape)
 
 
-def _suits(found: Convolution) -> bool:
-    o, channels, *kernel = found.weight.shape
-    return (
-        found.groups == 1
-        and len(kernel) <= 2
-        and all(isinstance(n, int) for n in (*found.x.shape, o))
-        and prod(kernel) > 1
-        and channels * prod(kernel) >= panels.SHALLOWEST
-        and o >= FEWEST
-    )
+def _by_matrix(found: Convolution) -> Node | None:
+    """By a matrix of all windows (groups, B * places, depth), channels last."""
+    groups, rank, weight = found.groups, len(found.stride), found.weight
+    each, depth = weight.shape[0] // groups, weight.numel // weight.shape[0]
+    batch, out = found.x.shape[0], found.out
+    rows = batch * prod(out)
+    narrow = each < panels.NARROWEST or depth < panels.SHALLOWEST
+    if narrow or 4 * groups * rows * depth > LARGEST:
+        return None
+    space = range(2, 2 + rank)
+    picture = g.packed(g.permute(found.x, (0, *space, 1)))
+    view = windows(picture, range(1, 1 + rank), weight.shape[2:], found.stride, found.dilation)
+    split = (batch, *out, groups, weight.shape[1], *weight.shape[2:])
+    kernel = range(3 + rank, 3 + 2 * rank)
+    view = g.permute(g.reshape(view, split), (1 + rank, *range(1 + rank), *kernel, 2 + rank))
+    left = g.packed(g.reshape(view, (groups, rows, depth)))
+    right = g.reshape(g.permute(weight, (0, *space, 1)), (groups, each, depth))
+    made = g.reshape(multiplied(left, right), (groups, batch, *out, each))
+    order = (1, 0, 2 + rank, *range(2, 2 + rank))
+    return g.reshape(g.permute(made, order), found.node.shape)

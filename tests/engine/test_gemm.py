@@ -6,7 +6,6 @@ Nothing is rounded before the sums, so there is one tolerance: float32 sums in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,22 +22,25 @@ from engine.recipes.amx import Tiles
 from engine.recipes.gemm import RegisterTile
 from engine.recipes.gemv import Stream
 from engine.specialise import _packed
-from tests.engine.intrinsics import SAME_NUMBERS, Recipe, few, need, normal, quantised, random
+from tests.engine.intrinsics import (
+    SAME_NUMBERS,
+    Recipe,
+    few,
+    need,
+    normal,
+    quantised,
+    random,
+    with_lanes,
+)
 from tests.engine.kernels import cpu
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-WIDER = ("avx512", "amx"), ("avx", "f16c", "fma")  # what vectors of 8, and of 4, go without
 
 
 @pytest.fixture(params=[16, 8, 4], ids=["16 lanes", "8 lanes", "4 lanes"])
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The device as one with vectors of so many lanes, without what comes with wider ones."""
-    device, count = cpu(), request.param
-    without = sum(WIDER[: {16: 0, 8: 1, 4: 2}[count]], ())
-    features = {f for f in device.target.features if not f.startswith(without)}
-    target = replace(device.target, lanes=count, features=frozenset(features))
-    monkeypatch.setattr(device, "target", target)
-    return count
+    """The device as one with vectors of so many lanes."""
+    return with_lanes(request.param, monkeypatch)
 
 
 def weight(dtype: dt.DType, *shape: int, number: int = 0) -> Tensor:

@@ -1,13 +1,9 @@
 """Convolutions whose windows are read where the picture lies equal the direct ones.
 
-Data are small whole numbers: sums are exact in any order, so results must be equal. Every width of
-vectors runs on this machine: wider ones than it has are made of several.
+Data are small whole numbers: sums are exact in any order, so results must be equal.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,20 +15,14 @@ from engine import dtype as dt
 from engine.convolution import conv
 from engine.recipes.gemm import RegisterTile
 from engine.recipes.implicit import Windows
-from tests.engine.intrinsics import Recipe, few
+from tests.engine.intrinsics import Recipe, few, with_lanes
 from tests.engine.kernels import cpu
 
 
 @pytest.fixture(params=(16, 8, 4), ids="{} lanes".format, autouse=True)
-def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The device, without matrix units, with vectors of so many numbers."""
-    device = cpu()
-    features = frozenset(f for f in device.target.features if not f.startswith("amx"))
-    target = replace(device.target, lanes=request.param, features=features)
-    monkeypatch.setattr(device, "target", target)
-    monkeypatch.setattr("engine.prepare._steps", {})
-    monkeypatch.setattr("engine.specialise._packings", {})
-    yield request.param
+def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The device as one with vectors of so many lanes."""
+    return with_lanes(request.param, monkeypatch)
 
 
 def whole(*shape: int, dtype: dt.DType = dt.float32, weight: bool = False) -> Tensor:
@@ -44,7 +34,7 @@ def whole(*shape: int, dtype: dt.DType = dt.float32, weight: bool = False) -> Te
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_convolutions_of_any_geometry(rank: int) -> None:
-    @few(4)
+    @few(2)
     @given(st.data())
     def check(data: st.DataObject) -> None:
         pick = lambda *of: data.draw(st.sampled_from(of))  # noqa: E731
@@ -81,19 +71,32 @@ def test_a_chain_writes_pictures_into_the_next_frame() -> None:
 
 
 OTHERS = {
-    "a weight that changes": {"fixed": False},
-    "groups": {"groups": 2},
-    "few outputs": {"outputs": 3},
-    "one tap": {"kernel": 1},
+    "a weight that changes": ({"fixed": False}, RegisterTile),
+    "groups": ({"groups": 2, "outputs": 40}, RegisterTile),
+    "a volume": ({"rank": 3}, RegisterTile),
+    "one tap": ({"kernel": 1}, RegisterTile),
+    "few outputs": ({"outputs": 3}, None),
+    "few outputs of a group": ({"groups": 2}, None),
 }
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_other_convolutions_are_left_alone(what: str) -> None:
-    how = {"outputs": 16, "kernel": 3, "fixed": True, "groups": 1} | OTHERS[what]
-    k, groups = how["kernel"], how["groups"]
-    weight = whole(how["outputs"], 8 // groups, k, k, weight=how["fixed"])
-    sides = [(1, 1)] * 2
-    answers = Recipe(lambda x: conv(x, weight, None, (1, 1), sides, (1, 1), groups), "f32")
-    used = [RegisterTile] if k == 1 else []
-    answers(whole(1, 8, 9, 9)).used(*used).close(0, 0)
+def test_others_are_products_of_a_matrix_of_windows_or_left_to_loops(what: str) -> None:
+    how = {"outputs": 16, "kernel": 3, "fixed": True, "groups": 1, "rank": 2} | OTHERS[what][0]
+    groups, kernel = how["groups"], (how["kernel"],) * how["rank"]
+    weight = whole(how["outputs"], 8 // groups, *kernel, weight=how["fixed"])
+    sides, ones = [(1, 1)] * len(kernel), (1,) * len(kernel)
+
+    def function(x: Tensor) -> Tensor:
+        return conv(x, weight, None, ones, sides, ones, groups)
+
+    kinds = {OTHERS[what][1]} - {None}
+    Recipe(function, "f32")(whole(2, 8, *(6 for _ in kernel))).used(*kinds).close(0, 0)
+
+
+def test_a_matrix_of_windows_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.recipes.implicit.LARGEST", 4 * 2 * 36 * 36 - 1)
+    weight = whole(32, 4, 3, 3, weight=True)
+    how = (1, 1), [(1, 1)] * 2, (1, 1), 2
+    answers = Recipe(lambda x: conv(x, weight, None, *how), "f32")(whole(1, 8, 6, 6))
+    answers.used().close(0, 0)

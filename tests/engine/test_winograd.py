@@ -76,6 +76,8 @@ def test_strides_and_dilations_are_read_from_the_addresses() -> None:
     found = convolution.find(sum_of(conv2d(x, w, None, (2, 3), 1, (1, 4), 2)))
     assert (found.stride, found.dilation, found.groups) == ((2, 3), (1, 4), 2)
     assert found.weight is w.node
+    column = convolution.find(sum_of(conv2d(x[:, :, :, :1], w[:, :, :, :1], None, (2, 1), 0, 1, 2)))
+    assert (column.stride, column.out, column.x.shape) == ((2, 1), (9, 1), (2, 6, 19, 1))
     row = convolution.find(sum_of(conv1d(x[:, :, 0], w[:, :3, 0], None, 2, groups=2)))
     assert (row.stride, row.out) == ((2,), (10,))
 

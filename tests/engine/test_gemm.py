@@ -21,6 +21,7 @@ from engine.recipes import amx, gemm, gemv
 from engine.recipes.amx import Tiles
 from engine.recipes.gemm import RegisterTile
 from engine.recipes.gemv import Stream
+from engine.recipes.implicit import Windows
 from engine.specialise import _packed
 from tests.engine.intrinsics import (
     SAME_NUMBERS,
@@ -136,7 +137,8 @@ def test_windows_are_not_stored_for_a_product(lanes: int) -> None:
     """They would take 25 times the memory of the picture."""
     w = weight(dt.float32, 32, 16, 5, 5)
     answers = Recipe(lambda x: conv2d(x, w, padding=2), "f32")(normal(1, 16, 24, 24))
-    answers.used().close(SAME_NUMBERS, SAME_NUMBERS)
+    answers.used(Windows).close(SAME_NUMBERS, SAME_NUMBERS)
+    assert max(k.target.numel for k in answers.kernels) == 32 * 24 * 24
 
 
 # --- few rows --------------------------------------------------------------------------------

@@ -60,18 +60,21 @@ def convolve(
     group: int,
 ) -> Tensor:
     """The engine's convolution over any number of axes; many channels come last in memory."""
-    o, several = weight.shape[0], set(weight.shape[2:]) != {1}
+    dtype, o, several = x.dtype, weight.shape[0], set(weight.shape[2:]) != {1}
+    if dtype.is_float:  # halves are summed in float32, with the bias
+        x, weight = x.float(), weight.float()
     fits = group == 1 and o >= FEWEST or group == o >= MANY
     if several and not fits:  # windows overlap: what makes x is done before, not once per tap
         x = stored(x)
     out = convolution.conv(x, weight, None, strides, around, dilations, group)
     if set(out.shape[2:]) == {1}:  # else it would be made by whoever scales channels, for each one
         out = out.contiguous()
-    if o < MANY and not lies_last(x):
-        return out if bias is None else out + bias.reshape(o, *(1,) * len(strides))
-    if bias is None:  # what computes says how numbers lie
+    if bias is None:  # one of zeros: what computes says how numbers lie
         bias = Tensor.zeros(o, device=out.device)
-    return channels_first(channels_last(out) + bias.cast(out.dtype))
+    bias = bias.cast(out.dtype)
+    if o < MANY and not lies_last(x):
+        return (out + bias.reshape(o, *(1,) * len(strides))).cast(dtype)
+    return channels_first((channels_last(out) + bias).cast(dtype))
 
 
 @operator("ConvTranspose", heavy=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from engine import Tensor
 from zoo.onnx import values as v
-from zoo.onnx.layout import channels_first, channels_last, lies_last
+from zoo.onnx.layout import as_it_lies, channels_first, channels_last, lies_last
 from zoo.onnx.operators.convolution import Sides, sides
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
@@ -43,6 +43,15 @@ def _inner(x: Tensor) -> tuple[int, ...]:
     return tuple(range(2 + (x.ndim - 2) // 2, x.ndim))
 
 
+def _of_each(kind: str, windows: Tensor, last: bool) -> Tensor:
+    """The sum or max of each window (B, C, *out), with channels last in memory if asked for."""
+    axes = _inner(windows)
+    if not last:
+        return getattr(windows, kind)(axes)
+    turned = windows.permute(0, *range(2, axes[0]), 1, *axes)
+    return channels_first(getattr(turned, kind)(axes))
+
+
 @operator("MaxPool", heavy=True)
 def max_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
              dilations: tuple | None = None, kernel_shape: tuple, pads: tuple | None = None,
@@ -52,7 +61,7 @@ def max_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
            "strides": strides}  # fmt: skip
     windows, _, _ = _windows(x, how, x.dtype.min, kernel_shape)
     axes = _inner(windows)
-    best = windows.max(axes)
+    best = _of_each("max", windows, lies_last(x))
     if len(call.outputs) < 2:
         return best
     order = range(x.ndim) if not storage_order else (0, 1, *reversed(range(2, x.ndim)))
@@ -72,15 +81,15 @@ def average_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
     how = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "pads": pads,
            "strides": strides}  # fmt: skip
     windows, around, wide = _windows(x.float(), how, 0, kernel_shape)
-    total = windows.sum(_inner(windows))
+    total = _of_each("sum", windows, lies_last(x))
     if wide == around and (count_include_pad or not any(map(any, around))):
-        return (total * (1 / int(np.prod(kernel_shape)))).cast(x.dtype)
+        return as_it_lies(lambda t: (t * (1 / int(np.prod(kernel_shape)))).cast(x.dtype), [total])
     ones = np.ones(x.shape[2:], np.float32)
     rest = [(w[0] - a[0], w[1] - a[1]) for w, a in zip(wide, around)]
     ones = np.pad(np.pad(ones, around, constant_values=count_include_pad), rest)
     how = {**how, "auto_pad": "VALID", "ceil_mode": 0}
     counts, _, _ = _windows(Tensor(ones[None, None], device=x.device), how, 0, kernel_shape)
-    return (total / counts.sum(_inner(counts))).cast(x.dtype)
+    return as_it_lies(lambda t, n: (t / n).cast(x.dtype), [total, counts.sum(_inner(counts))])
 
 
 @operator("LpPool", heavy=True)
@@ -104,10 +113,10 @@ def global_average_pool(x: Value):
     """The mean over all places."""
     if not lies_last(x):
         return v.reduce("mean", x, _space(x))
-    total = channels_last(x)
+    total = channels_last(x).float()
     for axis in _space(x)[::-1]:  # of lines first, so that there is work for every core
         total = v.reduce("sum", total, (axis - 1,))
-    return channels_first(total * (1 / int(np.prod(x.shape[2:]))))
+    return channels_first((total * (1 / int(np.prod(x.shape[2:])))).cast(x.dtype))
 
 
 @operator("GlobalMaxPool")

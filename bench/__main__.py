@@ -14,6 +14,7 @@ SUBJECTS = {
     "whisper": "seconds for a recording, memory, texts of a speech recogniser",
     "kernels": "matrix products, convolutions, attention, norms, beside the machine's limits",
     "sd": "a step of Stable Diffusion and a decoded picture",
+    "onnx": "a run of an exported model",
     "serve": "concurrent chats with the server, beside the same one at a time",
 }
 

@@ -71,7 +71,8 @@ def conv(
     if dtype in (dt.float16, dt.bfloat16):
         x, weight = x.float(), weight.float()
     batch, o = x.shape[0], weight.shape[0]
-    windows = _slide(x, weight.shape[2:], stride, sides, dilation)  # (B, C, *out, *kernel)
+    axes = range(2, x.ndim)
+    windows = slide(x, axes, weight.shape[2:], stride, sides, dilation)  # (B, C, *out, *kernel)
     out, kernel = windows.shape[2 : 2 + rank], weight.shape[2:]
     inner = (weight.shape[1], *kernel)
     split = windows.reshape(batch, groups, 1, weight.shape[1], *out, *kernel)
@@ -101,19 +102,6 @@ def _check(
     return shown
 
 
-def _slide(
-    x: Tensor,
-    kernel: Sequence[Int],
-    stride: Sequence[int],
-    sides: Sides,
-    dilation: Sequence[int],
-    value: float = 0,
-) -> Tensor:
-    """x (B, C, *space), padded -> its windows (B, C, *out, *kernel)."""
-    padded = x.pad([(0, 0), (0, 0), *sides], value)
-    return padded.windows(range(2, x.ndim), kernel, stride, dilation)
-
-
 def max_pool2d(
     x: Tensor,
     kernel: Pair,
@@ -128,10 +116,7 @@ def max_pool2d(
     begin inside.
     """
     size, step, apart = _pair(kernel), _pair(kernel if stride is None else stride), _pair(dilation)
-    sides = _sides(padding)
-    extra = _overhang(x.shape[2:], size, step, sides, apart) if ceil_mode else [0, 0]
-    wide = [(b, a + more) for (b, a), more in zip(sides, extra)]
-    return _slide(x, size, step, wide, apart, x.dtype.min).max((-2, -1))
+    return max_pool(x, (2, 3), size, step, _sides(padding), apart, ceil_mode)
 
 
 def avg_pool2d(
@@ -148,18 +133,66 @@ def avg_pool2d(
     beyond them never does.
     """
     size, step = _pair(kernel), _pair(kernel if stride is None else stride)
-    sides = _sides(padding)
-    extra = _overhang(x.shape[2:], size, step, sides, (1, 1)) if ceil_mode else [0, 0]
-    wide = [(b, a + more) for (b, a), more in zip(sides, extra)]
-    total = _slide(x.float(), size, step, wide, (1, 1)).sum((-2, -1))
-    counted = [(0, 0), (0, 0)] if not count_include_pad else sides
-    ones = Tensor.ones(1, 1, *(n + b + a for n, (b, a) in zip(x.shape[2:], counted)))
+    how = (_sides(padding), (1, 1), ceil_mode, count_include_pad)
+    return avg_pool(x, (2, 3), size, step, *how)
+
+
+def max_pool(
+    x: Tensor,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    sides: Sides,
+    dilation: Sequence[int],
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The same along any axes, which become those of the windows' places."""
+    wide = widened(x, axes, kernel, stride, sides, dilation) if ceil_mode else sides
+    windows = slide(x, axes, kernel, stride, wide, dilation, x.dtype.min)
+    return windows.max(range(x.ndim, windows.ndim))
+
+
+def avg_pool(
+    x: Tensor,
+    axes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    sides: Sides,
+    dilation: Sequence[int],
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The same along any axes."""
+    wide = widened(x, axes, kernel, stride, sides, dilation) if ceil_mode else sides
+    summed = range(x.ndim, x.ndim + len(axes))
+    total = slide(x.float(), axes, kernel, stride, wide, dilation).sum(summed)
+    counted = sides if count_include_pad else [(0, 0)] * len(axes)
+    ones = [1] * x.ndim
+    for axis, (before, after) in zip(axes, counted):
+        ones[axis] = x.shape[axis] + before + after
     around = [(w[0] - c[0], w[1] - c[1]) for w, c in zip(wide, counted)]
-    if any(around[0] + around[1]):
-        total = total / _slide(ones, size, step, around, (1, 1)).sum((-2, -1))
+    if any(map(any, around)):
+        count = slide(Tensor.ones(*ones, device=x.device), axes, kernel, stride, around, dilation)
+        total = total / count.sum(summed)
     else:
-        total = total * (1 / product(size))
+        total = total * (1 / product(kernel))
     return total.cast(x.dtype) if x.dtype.is_float else total
+
+
+def slide(
+    x: Tensor,
+    axes: Sequence[int],
+    kernel: Sequence[Int],
+    stride: Sequence[int],
+    sides: Sides,
+    dilation: Sequence[int],
+    value: float = 0,
+) -> Tensor:
+    """x, padded along some axes -> its windows, whose axes come last."""
+    amounts = [(0, 0)] * x.ndim
+    for axis, pair in zip(axes, sides):
+        amounts[axis] = pair
+    return x.pad(amounts, value).windows(axes, kernel, stride, dilation)
 
 
 def upsample_nearest(x: Tensor, factor: Pair) -> Tensor:
@@ -170,20 +203,21 @@ def upsample_nearest(x: Tensor, factor: Pair) -> Tensor:
     return spread.reshape(b, c, h * fh, w * fw)
 
 
-def _overhang(
-    space: Sequence[Int],
+def widened(
+    x: Tensor,
+    axes: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
     sides: Sides,
     dilation: Sequence[int],
-) -> list[Int]:
-    """How far behind each axis the last window reaches that begins before the end of the data."""
+) -> Sides:
+    """The padding with room behind each axis for the last window that begins inside."""
     out = []
-    for n, k, s, (before, after), d in zip(space, kernel, stride, sides, dilation):
-        reach = d * (k - 1) + 1
-        left = (n + before + after - reach) % s  # elements that no window begins with
-        begins = n + before + after - reach - left + s
-        out.append(s - left if left and begins < n + before else 0)
+    for axis, k, s, (before, after), d in zip(axes, kernel, stride, sides, dilation):
+        n = x.shape[axis]
+        last = n + before + after - d * (k - 1) - 1  # where a window that still fits may begin
+        left = last % s
+        out.append((before, after + s - left if left and last - left + s < n + before else after))
     return out
 
 

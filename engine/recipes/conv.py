@@ -1,17 +1,13 @@
 """Convolution in bfloat16 on AMX, without a matrix of windows (implicit GEMM).
 
-The input is stored in planes of 32 channels, bfloat16, the channels of a pixel side by side. Zeros
-to the left of each line of pixels are also what lies to the right of the line above it. So an
-element of the kernel (a tap) reads, for all outputs, the same stretch of pixels, moved by a number
-of pixels of its own: the outputs are rows of a product, counted through lines and the few numbers
-between two lines that nobody wants. Where the stride skips lines, the skipped ones lie apart.
+The input is stored in planes of 32 channels, bfloat16, the channels of a pixel side by side, in a
+frame of zeros (see frames.py) through which the rows of the product are counted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
 
 from engine import dtype as dt
 from engine import graph as g
@@ -22,7 +18,8 @@ from engine.recipes import terms as split
 from engine.recipes.amx import DEEP, FEWEST, NEEDED, is_bfloat16, right_tiles, right_values
 from engine.recipes.asm import CONFIG
 from engine.recipes.blocks import PANEL
-from engine.recipes.convolution import Convolution, find
+from engine.recipes.convolution import find
+from engine.recipes.frames import Frame, frame_of, framed, slides_of
 from engine.recipes.settings import Settings
 from engine.symbolic import Int, product
 
@@ -112,9 +109,9 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     channels, taps = found.x.shape[1], prod(found.weight.shape[2:])
     if channels < FEWEST_CHANNELS or not 2 <= taps <= MOST_TAPS:
         return None
-    source, (y, x) = _slides(found)
+    source, (y, x) = slides_of(found)
     source = split.left(source, terms, 1)
-    frame = frame_of(y, x)
+    frame = frame_of(y, x, STRIP, SLACK // (2 * DEEP))
     weights = _weights(split.right(found.weight, terms, 1))
     weights = settings.pack(weights, right_tiles) if is_weight else g.packed(right_tiles(weights))
     rows = y.places * frame.width
@@ -126,90 +123,7 @@ def rewrite(node: Node, settings: Settings) -> Node | None:
     return g.reshape(g.permute(out, (0, 3, 1, 2)), node.shape)
 
 
-class Slide(NamedTuple):
-    """Along one axis, window i has the elements i * stride + k * apart - before of `size`."""
-
-    size: int = 1
-    places: int = 1
-    taps: int = 1
-    stride: int = 1
-    apart: int = 1
-    before: int = 0
-
-    @property
-    def last(self) -> int:
-        """The last element of the last window."""
-        return (self.places - 1) * self.stride + (self.taps - 1) * self.apart - self.before
-
-
-def _slides(found: Convolution) -> tuple[Node, tuple[Slide, Slide]]:
-    """The input without padding, (B, C, H, W), and how the windows lie along H and W."""
-    x = found.x
-    inner = x.src[0] if x.op is Op.SHRINK else x  # a convolution's x begins where its source does
-    before = [0] * len(x.shape)
-    if inner.op is Op.PAD and inner.arg[:2] == ((0, 0), (0, 0)):
-        before = [n for n, _ in inner.arg]
-        ends = (min(n, m - b) for n, m, b in zip(inner.src[0].shape, x.shape, before))
-        x = g.shrink(inner.src[0], tuple((0, end) for end in ends))
-    parts = (x.shape[2:], found.out, found.weight.shape[2:], found.stride, found.dilation)
-    slides = [Slide(*each) for each in zip(*parts, before[2:])]
-    if len(slides) == 1:
-        slides = [Slide(), *slides]
-    return g.reshape(x, (*x.shape[:2], *(s.size for s in slides))), tuple(slides)
-
-
 # --- operands --------------------------------------------------------------------------------
-
-
-class Frame(NamedTuple):
-    """How many zeros are stored around the lines of a plane, and what follows from that.
-
-    Lines that lie `apart` are neighbours. width: rows of the product per line of outputs.
-    """
-
-    above: int
-    below: int
-    left: int
-    right: int
-    apart: int
-    width: int
-    offsets: tuple[int, ...]
-
-
-def frame_of(y: Slide, x: Slide) -> Frame:
-    """The smallest frame in which no wanted tap meets anything but zeros outside of the picture,
-    and no strip reads further behind the last plane than is allowed."""
-    above = y.before
-    beyond = max(0, x.last + 1 - x.size)
-    lines = max(above + y.size, above + y.last + 1)
-    right = 0
-    if y.places == 1:
-        left, right = x.before, beyond
-    else:  # the zeros of the next line serve as well
-        left, lines = max(x.before, beyond), lines + (beyond > 0)
-    while True:
-        lines += -lines % y.stride
-        needed = max(left + x.size + right, (x.places - 1) * x.stride + 1)
-        pitch = -(-needed // x.stride) * x.stride
-        left = pitch - x.size - right
-        offsets = tuple(
-            (line % y.stride * (lines // y.stride) + line // y.stride) * pitch + pixel
-            for line in _taps(above, y)
-            for pixel in _taps(left, x)
-        )
-        strips = -(-y.places * (pitch // x.stride) // STRIP)
-        most = lines * pitch + SLACK // (2 * DEEP)
-        excess = (strips * STRIP - 1) * x.stride + max(offsets) + 1 - most
-        if excess <= 0:
-            below = lines - above - y.size
-            return Frame(above, below, left, right, y.stride, pitch // x.stride, offsets)
-        lines, right = (lines + 1, right) if y.places > 1 else (lines, right + excess)
-
-
-def _taps(zeros: int, slide: Slide) -> range:
-    """Where the elements of the first window lie behind so many zeros."""
-    first = zeros - slide.before
-    return range(first, first + slide.taps * slide.apart, slide.apart)
 
 
 def _planes(source: Node, frame: Frame) -> Node:
@@ -218,13 +132,7 @@ def _planes(source: Node, frame: Frame) -> Node:
     count = -(-channels // DEEP)
     x = g.pad(g.cast(source, dt.bfloat16), ((0, 0), (0, -channels % DEEP), (0, 0), (0, 0)))
     x = g.permute(g.reshape(x, (batch, count, DEEP, high, wide)), (0, 1, 3, 4, 2))
-    sides = (frame.above, frame.below), (frame.left, frame.right)
-    x = g.pad(x, ((0, 0), (0, 0), *sides, (0, 0)))
-    if frame.apart == 1:
-        return x
-    _, _, lines, pitch, _ = x.shape
-    x = g.reshape(x, (batch, count, lines // frame.apart, frame.apart, pitch, DEEP))
-    return g.permute(x, (0, 1, 3, 2, 4, 5))
+    return framed(x, frame)
 
 
 def _weights(weight: Node) -> Node:

@@ -35,6 +35,22 @@ class Convolution:
         """Places along each axis of space."""
         return self.node.shape[3 : 3 + len(self.stride)]
 
+    def unpadded(self) -> tuple[Node, tuple[tuple[int, int], ...]]:
+        """x without the zeros around its space, and their number (before, after) on each axis.
+
+        All sizes of x have to be known.
+        """
+        x, before, kept = self.x, [0] * len(self.x.shape), list(self.x.shape)
+        while x.op is Op.PAD or (x.op is Op.SHRINK and not any(start for start, _ in x.arg)):
+            offsets = [b for b, _ in x.arg] if x.op is Op.PAD else [0] * len(before)
+            inner = [min(n - b, m) for n, b, m in zip(kept, offsets, x.src[0].shape)]
+            if min(inner) < 1 or inner[:2] != kept[:2]:
+                break
+            x, before, kept = x.src[0], [b + o for b, o in zip(before, offsets)], inner
+        x = g.shrink(x, tuple((0, n) for n in kept))
+        sides = zip(before, kept, self.x.shape)
+        return x, tuple((b, whole - b - n) for b, n, whole in sides)
+
 
 def find(node: Node) -> Convolution | None:
     """The Convolution that a node is, or None."""
@@ -84,18 +100,23 @@ def _picture(x: Node, axes: Index) -> tuple[Node, Sizes, Sizes] | None:
     batch, groups = x.shape[:2]
     each = x.shape[3 + rank]
     channel = axes[1] * each + axes[3 + rank]
+    places, taps = x.shape[3 : 3 + rank], x.shape[4 + rank :]
+    moving = [i for i in range(rank) if (places[i], taps[i]) != (1, 1)]  # the others have size 1
     for base, index in reversed([*_views(x, axes)]):
         wide = [(n, i) for n, i in zip(base.shape, index) if n != 1]
         lead = [(n, i) for n, i in ((batch, axes[0]), (groups * each, channel)) if n != 1]
         space = wide[len(lead) :]
-        if wide[: len(lead)] != lead or len(space) != rank:
+        if wide[: len(lead)] != lead or len(space) != len(moving):
             continue
-        steps = [_step(i, *at) for (_, i), *at in zip(space, axes[3:], axes[4 + rank :])]
+        sizes, steps = [1] * rank, [(1, 1)] * rank
+        for i, (n, at) in zip(moving, space):
+            sizes[i], steps[i] = n, _step(at, axes[3 + i], axes[4 + rank + i])
         if None not in steps:
             stride, dilation = zip(*steps)
-            whole = g.reshape(base, (batch, groups * each, *(n for n, _ in space)))
-            sizes = zip(x.shape[3:], stride, x.shape[4 + rank :], dilation)
-            read = [(n - 1) * s + (k - 1) * d + 1 for n, s, k, d in sizes]
+            whole = g.reshape(base, (batch, groups * each, *sizes))
+            read = [
+                (n - 1) * s + (k - 1) * d + 1 for n, s, k, d in zip(places, stride, taps, dilation)
+            ]
             ends = (batch, groups * each, *read)
             return g.shrink(whole, tuple((0, end) for end in ends)), stride, dilation
     return None

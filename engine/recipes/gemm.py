@@ -36,10 +36,19 @@ GROUPS = 4  # work-groups per core, at least, where there are enough rows
 
 @dataclass(frozen=True)
 class RegisterTile(PanelProduct):
-    """Many rows: a tile of sums after the other."""
+    """Many rows: a tile of sums after the other.
+
+    runs: where in its row each of the equal parts of the depth begins.
+    """
 
     block: int
     beside: int = 1
+    runs: tuple[int, ...] = (0,)
+
+    @property
+    def run(self) -> int:
+        """How long such a part is."""
+        return self.depth // len(self.runs)
 
     @property
     def rows(self) -> int:
@@ -74,7 +83,8 @@ class RegisterTile(PanelProduct):
     @property
     def name(self) -> str:
         place = panels.named(self.view)
-        return f"fma{self.lanes}_{self.form.name}_{self.depth}_{place}_{self.shares}"
+        name = f"fma{self.lanes}_{self.form.name}_{self.depth}_{place}_{self.shares}"
+        return "_".join([name, *map(str, self.runs)]) if len(self.runs) > 1 else name
 
     def source(self) -> tuple[str, ...]:
         return code.helpers(self.lanes, self.native), _source(self)
@@ -104,8 +114,9 @@ def rewrite(found: Product, settings: Settings) -> Node | None:
     target = settings.target
     depth = -(-k // form.unit) * form.unit
     spec = RegisterTile(form, left.view, m, n, depth, target.lanes, code.is_native(target), 0)
-    block = _block(spec, form.batch(right) * upper(form.panels(right)), target.cores)
-    return g.intrinsic(replace(spec, block=block), (left.base, right))
+    groups = form.batch(right) * upper(form.panels(right))
+    spec = replace(spec, block=block(spec, groups, target.cores))
+    return g.intrinsic(spec, (left.base, right))
 
 
 def _is_better_swapped(found: Product, settings: Settings) -> bool:
@@ -140,7 +151,7 @@ def _reads_well(strides: tuple[int, ...]) -> bool:
     return deep == 1 or (row == 1 and deep % FAR != 0)
 
 
-def _block(spec: RegisterTile, panels_in_all: int, cores: int) -> int:
+def block(spec: RegisterTile, panels_in_all: int, cores: int) -> int:
     """Rows per work-group: as many as stay in the cache, if that leaves work for every core."""
     rows = max(CACHE[spec.lanes] // (4 * spec.depth), UNPACKED if spec.work else 0)
     shared = upper(spec.rows_in_all) * panels_in_all // (GROUPS * cores)
@@ -187,22 +198,28 @@ def _sums(spec: RegisterTile, rows: int) -> str:
     space = "const" if spec.work else code.GLOBAL
     read = code.reader(Form(dt.float32, None, spec.columns), lanes, 0, wide, space)
     fetch: list[str] = []
+    following = ""
+    parts = len(spec.runs) > 1
+    at = "o + (K)" if parts else "(K)"  # o counts from the row's beginning
     if rows == spec.rows:
-        pointers, taken = "", [f"x[{r * row} + (K) * {deep}]" for r in range(rows)]
+        pointers, taken = "", [f"x[{r * row} + {at} * {deep}]" for r in range(rows)]
         advance = f"x += {read.deep * deep};"
         if not spec.work:
             lines = read.words // code.LINE // spec.shares
             fetch = [f"__builtin_prefetch(next + {code.LINE * i}, 0, 2);" for i in range(lines)]
-            advance += f" next += {code.LINE * lines};"
+            following = f" next += {code.LINE * lines};"
     else:
         pointers = code.row_pointers(rows, row)
-        taken = [f"x{r}[(K) * {deep}]" for r in range(rows)]
+        taken = [f"x{r}[{at} * {deep}]" for r in range(rows)]
         advance = " ".join(f"x{r} += {read.deep * deep};" for r in range(rows))
+    if parts:
+        advance = f"o += {read.deep};"
+    advance += following
     return f"""
 {code.mark(lanes)} void {spec.name}_{rows}(
     float* tile, __global const float* x, {space} float* w, {space} float* next, int rows) {{
   {pointers}
-{code.sums(read, spec.depth, taken, advance, before=fetch)}
+{code.sums(read, spec.run, taken, advance, before=fetch, runs=spec.runs)}
 {code.kept(rows, wide, lanes, spec.columns)}
 }}"""
 

@@ -191,6 +191,7 @@ def sums(
     splits: int = 1,
     totals: Sequence[str] = (),
     before: Sequence[str] = (),
+    runs: Sequence[int] = (0,),
 ) -> str:
     """C that leaves the sums of rows times columns in a0_0, a0_1, … (row, vector).
 
@@ -216,6 +217,14 @@ def sums(
 
     if not reader.scale:
         loop = turns(reader, depth, each, advance, before)
+        if len(runs) > 1:
+            rest = depth % reader.deep * (reader.words // reader.deep)
+            loop = f"""  const int runs[] = {{{", ".join(map(str, runs))}}};
+  for (int run = 0; run < {len(runs)}; run++) {{
+  int o = runs[run];
+{loop}
+  w += {rest};
+  }}"""
         result = [f"const {kind} a{r}_{v} = {whole(r, v)};" for r, v in every]
         return "\n".join([f"  {' '.join(cleared)}", loop, f"  {' '.join(result)}"])
     after = [

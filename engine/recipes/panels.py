@@ -22,7 +22,7 @@ from engine.recipes.settings import Settings
 from engine.recipes.views import View
 from engine.symbolic import Int, product, upper
 
-SHALLOWEST = 16  # shorter sums, and fewer columns, are left to loops
+NARROWEST, SHALLOWEST = 16, 8  # fewer columns, and shorter sums, are left to loops
 WIDE = 64  # columns of a panel of float32, where there are so many
 
 
@@ -187,7 +187,7 @@ def fits(target: Target, found: Product) -> bool:
         return False
     if not isinstance(batch, int) or not isinstance(depth, int):
         return False
-    return min(upper(found.right.shape[1]), depth) >= SHALLOWEST
+    return upper(found.right.shape[1]) >= NARROWEST and depth >= SHALLOWEST
 
 
 def in_rows(x: Node) -> View:

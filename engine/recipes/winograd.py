@@ -22,7 +22,7 @@ from engine.symbolic import Int, bounds, product
 from engine.windows import windows
 
 TILE, WINDOW, PLANES = 4, 6, 36
-CHANNELS = 32  # on either side, from which on the products outweigh the transforms
+INPUTS, OUTPUTS = 32, 16  # channels from which on the products outweigh the transforms
 TILES = 64  # from which on it pays that the transforms of the kernels are 4 times their size
 
 # Where the polynomials are evaluated whose product a tile is, infinity besides. 0, 1, -1, 2, -2 are
@@ -84,7 +84,8 @@ def _suits(found: Convolution) -> bool:
         and found.stride == found.dilation == (1, 1)
         and found.groups == 1
         and fixed == {True}
-        and min(found.weight.shape[:2]) >= CHANNELS
+        and found.weight.shape[0] >= OUTPUTS
+        and found.weight.shape[1] >= INPUTS
         and all(isinstance(n, int) for n in found.out)
         and bounds(product(_tiles(found)))[0] >= TILES
     )

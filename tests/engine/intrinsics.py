@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -49,6 +49,18 @@ def need(features: Iterable[str]) -> None:
     missing = sorted(frozenset(features) - cpu().target.features)
     if missing:
         pytest.skip(f"this processor, or its OpenCL compiler, lacks {', '.join(missing)}")
+
+
+WIDER = ("avx512", "amx"), ("avx", "f16c", "fma")  # what vectors of 8, and of 4, go without
+
+
+def with_lanes(count: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Make the device one with vectors of 16, 8 or 4 lanes, without what comes with wider ones."""
+    device = cpu()
+    without = sum(WIDER[: {16: 0, 8: 1, 4: 2}[count]], ())
+    features = frozenset(f for f in device.target.features if not f.startswith(without))
+    monkeypatch.setattr(device, "target", replace(device.target, lanes=count, features=features))
+    return count
 
 
 @dataclass

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 
 from engine import ShapeError, Tensor, Var, program
 from engine import dtype as dt
-from engine.convolution import avg_pool2d, conv1d, conv2d, max_pool2d, upsample_nearest
+from engine.convolution import (
+    avg_pool,
+    avg_pool2d,
+    conv1d,
+    conv2d,
+    max_pool,
+    max_pool2d,
+    upsample_nearest,
+)
 from engine.functional import group_norm
 from engine.graph import MOVEMENT, Op
 from engine.indexing import flat_index, move_index
@@ -363,6 +371,24 @@ def test_avg_pool2d(device: str, data: st.DataObject) -> None:
     same(avg_pool2d(given, *how), with_padding, dt.float32, rtol=1e-6)  # two roundings
     alone = pooled(x, pool, lambda v, _: v.sum((2, 3)) / (v.shape[2] * v.shape[3]))
     same(avg_pool2d(given, *how, count_include_pad=False), alone, dt.float32, rtol=1e-6)
+
+
+@each_device
+def test_pools_of_volumes_along_any_axes(device: str) -> None:
+    """The same numbers with channels first and last; a maximum is one along an axis at a time."""
+    x = np.random.default_rng(5).integers(-9, 10, (2, 3, 7, 6, 5)).astype(np.float32)
+    how = (3, 2, 2), (2, 2, 1), [(1, 1), (0, 1), (0, 0)], (1, 1, 1), True
+    first, last = tensor(x, device), tensor(np.moveaxis(x, 1, -1).copy(), device)
+    for function in (max_pool, avg_pool):
+        got = function(first, (2, 3, 4), *how).numpy()
+        assert got.shape == (2, 3, 4, 3, 4)
+        np.testing.assert_array_equal(
+            np.moveaxis(function(last, (1, 2, 3), *how).numpy(), -1, 1), got
+        )
+    steps = first
+    for axis, *each in zip((2, 3, 4), *how[:4]):
+        steps = max_pool(steps, (axis,), *([one] for one in each), True)
+    np.testing.assert_array_equal(steps.numpy(), max_pool(first, (2, 3, 4), *how).numpy())
 
 
 @each_device

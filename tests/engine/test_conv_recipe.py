@@ -21,7 +21,8 @@ from engine.convolution import conv1d, conv2d
 from engine.functional import silu
 from engine.recipes import conv
 from engine.recipes.amx import NEEDED, Tiles
-from engine.recipes.conv import Conv, Slide, frame_of
+from engine.recipes.conv import Conv
+from engine.recipes.frames import Slide, frame_of
 from tests.engine.intrinsics import EXACT, SAME_NUMBERS, Recipe, few, halves, need, normal
 from tests.engine.kernels import cpu
 
@@ -172,7 +173,8 @@ def test_no_wanted_tap_meets_anything_but_its_pixel_or_zero(data: st.DataObject)
         return Slide(size, max(1, (room - 1) // stride + 1), taps, stride, apart, before)
 
     y, x = axis(), axis()
-    frame = frame_of(y, x)
+    strip, slack = data.draw(st.sampled_from((1, 48))), data.draw(st.integers(0, 64))
+    frame = frame_of(y, x, strip, slack)
     lines = frame.above + y.size + frame.below
     pitch = frame.left + x.size + frame.right
     marks = np.zeros((lines, pitch), int)  # 0 outside of the picture, else which pixel it is
@@ -187,3 +189,5 @@ def test_no_wanted_tap_meets_anything_but_its_pixel_or_zero(data: st.DataObject)
             within = 0 <= i < y.size and 0 <= j < x.size
             got = plane[row * x.stride + frame.offsets[tap]]
             assert got == (picture[i, j] if within else 0)
+    rows = -(-y.places * frame.width // strip) * strip
+    assert (rows - 1) * x.stride + max(frame.offsets) < lines * pitch + slack

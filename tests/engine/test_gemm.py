@@ -6,7 +6,6 @@ Nothing is rounded before the sums, so there is one tolerance: float32 sums in a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,23 +21,27 @@ from engine.recipes import amx, gemm, gemv
 from engine.recipes.amx import Tiles
 from engine.recipes.gemm import RegisterTile
 from engine.recipes.gemv import Stream
+from engine.recipes.implicit import Windows
 from engine.specialise import _packed
-from tests.engine.intrinsics import SAME_NUMBERS, Recipe, few, need, normal, quantised, random
+from tests.engine.intrinsics import (
+    SAME_NUMBERS,
+    Recipe,
+    few,
+    need,
+    normal,
+    quantised,
+    random,
+    with_lanes,
+)
 from tests.engine.kernels import cpu
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
-WIDER = ("avx512", "amx"), ("avx", "f16c", "fma")  # what vectors of 8, and of 4, go without
 
 
 @pytest.fixture(params=[16, 8, 4], ids=["16 lanes", "8 lanes", "4 lanes"])
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The device as one with vectors of so many lanes, without what comes with wider ones."""
-    device, count = cpu(), request.param
-    without = sum(WIDER[: {16: 0, 8: 1, 4: 2}[count]], ())
-    features = {f for f in device.target.features if not f.startswith(without)}
-    target = replace(device.target, lanes=count, features=frozenset(features))
-    monkeypatch.setattr(device, "target", target)
-    return count
+    """The device as one with vectors of so many lanes."""
+    return with_lanes(request.param, monkeypatch)
 
 
 def weight(dtype: dt.DType, *shape: int, number: int = 0) -> Tensor:
@@ -134,7 +137,8 @@ def test_windows_are_not_stored_for_a_product(lanes: int) -> None:
     """They would take 25 times the memory of the picture."""
     w = weight(dt.float32, 32, 16, 5, 5)
     answers = Recipe(lambda x: conv2d(x, w, padding=2), "f32")(normal(1, 16, 24, 24))
-    answers.used().close(SAME_NUMBERS, SAME_NUMBERS)
+    answers.used(Windows).close(SAME_NUMBERS, SAME_NUMBERS)
+    assert max(k.target.numel for k in answers.kernels) == 32 * 24 * 24
 
 
 # --- few rows --------------------------------------------------------------------------------
@@ -218,5 +222,5 @@ def test_small_products_are_left_to_loops(lanes: int) -> None:
     w = weight(dt.float32, 50, 64)
     few_rows = normal(gemm.FEWEST - 1, 64)
     Recipe(lambda x, y: x @ y.transpose(), "f32")(few_rows, few_rows).used()
-    Recipe(lambda x: x[:, :15] @ w[:, :15].transpose(), "f32")(normal(40, 64)).used()
+    Recipe(lambda x: x[:, :7] @ w[:, :7].transpose(), "f32")(normal(40, 64)).used()
     Recipe(lambda x: x @ w[:15].transpose(), "f32")(normal(1, 64)).used()

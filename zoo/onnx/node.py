@@ -15,6 +15,7 @@ from weights import WeightError
 from weights.onnx import Graph, Node, OnnxTensor
 from weights.onnx_tensor import dtype_of
 from zoo.errors import UserError
+from zoo.onnx.layout import as_it_lies
 from zoo.onnx.registry import REQUIRED, Operator
 
 _WRONG = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError,
@@ -168,7 +169,11 @@ class BoundNode:
         more = {"call": self._call(values, device)} if op.wants_call else {}
         try:
             with np.errstate(all="ignore"):
-                result = op.function(*self._or_default(arguments), **self.attributes, **more)
+                arguments, options = self._or_default(arguments), {**self.attributes, **more}
+                if op.pointwise and "axis" not in options:
+                    result = as_it_lies(op.function, arguments, **options)
+                else:
+                    result = op.function(*arguments, **options)
         except ShapeError as error:
             raise UserError(f"{self.where}: {error}") from None
         except MemoryError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 REQUIRED = inspect.Parameter.empty  # the default of what has none
@@ -20,6 +21,8 @@ ML = "ai.onnx.ml"
 @dataclass(frozen=True)
 class Operator:
     """One row: `since` is the first opset that it serves; `heavy` runs on the device always.
+
+    `pointwise`: one result, each element of which is of those at its place in the broadcast inputs.
 
     `inputs` are (name, how it comes, whether it may be missing). `random` rows are never folded.
     `kinds` are the attributes' annotations.
@@ -31,6 +34,7 @@ class Operator:
     function: Callable[..., Any]
     heavy: bool
     random: bool
+    pointwise: bool
     inputs: tuple[tuple[str, str, bool], ...] = ()
     variadic: str | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -53,17 +57,18 @@ class Operator:
 OPERATORS: dict[tuple[str, str], list[Operator]] = {}
 
 
-def operator(
-    *names: str, since: int = 1, domain: str = "", heavy: bool = False, random: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function into the table under each name, from opset `since` on."""
+def operator(*names: str, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function into the table under each name, with the options of `_read`."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
-            add(name, function, since=since, domain=domain, heavy=heavy, random=random)
+            add(name, function, **options)
         return function
 
     return enter
+
+
+pointwise = partial(operator, pointwise=True)
 
 
 def add(name: str, function: Callable[..., Any], **options: Any) -> None:
@@ -82,7 +87,9 @@ def _read(
     domain: str = "",
     heavy: bool = False,
     random: bool = False,
+    pointwise: bool = False,
 ) -> Operator:
+    """The row of a function, from opset `since` on."""
     inputs, variadic, attributes, kinds, wants_call = [], None, {}, {}, False
     for each in inspect.signature(function).parameters.values():
         how = str(each.annotation).split(" ")[0].split(".")[-1].strip("'>")
@@ -97,8 +104,8 @@ def _read(
             attributes[each.name] = each.default
             kinds[each.name] = str(each.annotation)
     return Operator(
-        name, domain, since, function, heavy, random, tuple(inputs), variadic, attributes,
-        kinds, wants_call,
+        name, domain, since, function, heavy, random, pointwise, tuple(inputs), variadic,
+        attributes, kinds, wants_call,
     )  # fmt: skip
 
 

@@ -8,12 +8,14 @@ import numpy as np
 
 from engine import Tensor, convolution
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last, stored
 from zoo.onnx.operators.linear import centred
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 Sides = list[tuple[int, int]]
-FEW_CHANNELS, FEW_TILES = 32, 64  # below that Winograd's transforms don't pay
+MANY = 16  # channels that fill a vector
+FEWEST = 4  # for which the engine stores what it reads
 
 
 def sides(
@@ -57,54 +59,22 @@ def convolve(
     dilations: Sequence[int],
     group: int,
 ) -> Tensor:
-    """The engine's convolution over as many axes as there are.
-
-    Windows overlap, so what makes x is done before, not once per tap.
-    """
-    taps = int(np.prod(weight.shape[2:]))
-    if taps > 1:
-        x = x.contiguous()
-    o = weight.shape[0]
-    if group == 1 and FEW_CHANNELS // 2 <= o < FEW_CHANNELS:  # more, of which some are left out
-        wide = weight.pad([(0, FEW_CHANNELS - o), *[(0, 0)] * (weight.ndim - 1)])
-        if _by_winograd(x, wide, strides, around, dilations):
-            out = v.part(convolve(x, wide, None, strides, around, dilations, 1), 1, 0, o)
-            return out if bias is None else out + bias.reshape(o, 1, 1)
-    if taps > 1 and group == 1 and not _by_winograd(x, weight, strides, around, dilations):
-        return _by_one_product(x, weight, bias, strides, around, dilations)
-    out = convolution.conv(x, weight, bias, strides, around, dilations, group)
-    # Pixels of a channel by itself lie side by side, whoever reads them next.
-    return out.contiguous() if len(strides) == 2 and group > 1 else out
-
-
-def _by_winograd(
-    x: Tensor, weight: Tensor, strides: Sequence[int], around: Sides, dilations: Sequence[int]
-) -> bool:
-    """Whether the engine has a way of its own in float32: `engine/recipes/winograd.py`."""
-    if not tuple(strides) == tuple(dilations) == (1, 1) or tuple(weight.shape[2:]) != (3, 3):
-        return False
-    high, wide = (-(-(n + b + a - 2) // 4) for n, (b, a) in zip(x.shape[2:], around))
-    return min(weight.shape[:2]) >= FEW_CHANNELS and x.shape[0] * high * wide >= FEW_TILES
-
-
-def _by_one_product(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    strides: Sequence[int],
-    around: Sides,
-    dilations: Sequence[int],
-) -> Tensor:
-    """All windows as the columns of a matrix."""
-    rank, o = len(strides), weight.shape[0]
-    padded = x.pad([(0, 0), (0, 0), *around])
-    windows = padded.windows(range(2, x.ndim), weight.shape[2:], strides, dilations)
-    b, out = x.shape[0], windows.shape[2 : 2 + rank]
-    columns = windows.permute(0, 1, *range(2 + rank, 2 + 2 * rank), *range(2, 2 + rank))
-    depth = int(np.prod(weight.shape[1:]))
-    columns = columns.reshape(b, depth, int(np.prod(out))).contiguous()
-    total = (weight.reshape(o, depth) @ columns).reshape(b, o, *out)
-    return total if bias is None else total + bias.reshape(o, *(1,) * rank)
+    """The engine's convolution over any number of axes; many channels come last in memory."""
+    dtype, o, several = x.dtype, weight.shape[0], set(weight.shape[2:]) != {1}
+    if dtype.is_float:  # halves are summed in float32, with the bias
+        x, weight = x.float(), weight.float()
+    fits = group == 1 and o >= FEWEST or group == o >= MANY
+    if several and not fits:  # windows overlap: what makes x is done before, not once per tap
+        x = stored(x)
+    out = convolution.conv(x, weight, None, strides, around, dilations, group)
+    if set(out.shape[2:]) == {1}:  # else it would be made by whoever scales channels, for each one
+        out = out.contiguous()
+    if bias is None:  # one of zeros: what computes says how numbers lie
+        bias = Tensor.zeros(o, device=out.device)
+    bias = bias.cast(out.dtype)
+    if o < MANY and not lies_last(x):
+        return (out + bias.reshape(o, *(1,) * len(strides))).cast(dtype)
+    return channels_first((channels_last(out) + bias).cast(dtype))
 
 
 @operator("ConvTranspose", heavy=True)

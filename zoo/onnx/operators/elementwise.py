@@ -8,13 +8,13 @@ import numpy as np
 
 from engine import Tensor
 from zoo.onnx import values as v
-from zoo.onnx.registry import OPERATORS, add, operator
+from zoo.onnx.registry import OPERATORS, add, pointwise
 from zoo.onnx.values import Value
 
 
 def _table(rows: dict, since: int = 1) -> None:
     for name, function in rows.items():
-        add(name, function, since=since)
+        add(name, function, since=since, pointwise=True)
 
 
 def _unary(function):
@@ -125,7 +125,7 @@ _table(
 )
 
 
-@operator("Div", since=7)
+@pointwise("Div", since=7)
 def div(a: Value, b: Value):
     """Whole numbers are cut towards zero, as in C."""
     if v.is_float(a):
@@ -137,7 +137,7 @@ def div(a: Value, b: Value):
     return (down + ((down * b != a) & ((a < 0) ^ (b < 0)))).astype(a.dtype)
 
 
-@operator("Mod")
+@pointwise("Mod")
 def mod(a: Value, b: Value, *, fmod: int = 0):
     """The divisor's sign, or with fmod the dividend's."""
     if not isinstance(a, Tensor):
@@ -152,7 +152,7 @@ def mod(a: Value, b: Value, *, fmod: int = 0):
     return Tensor.where((cut != 0) & ((cut < 0) ^ (b < 0)), cut + b, cut)
 
 
-@operator("Pow", since=7)
+@pointwise("Pow", since=7)
 def power(x: Value, y: Value):
     """x to the y, of x's type. A whole power of a negative number is a number."""
     if not isinstance(x, Tensor):
@@ -195,16 +195,16 @@ def _before_7(function):
 
 
 for _name in ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Less", "Greater"):
-    add(_name, _before_7(OPERATORS["", _name][0].function))
+    add(_name, _before_7(OPERATORS["", _name][0].function), pointwise=True)
 
 
-@operator("BitShift")
+@pointwise("BitShift")
 def bit_shift(x: Value, y: Value, *, direction: str):
     """By as many bits as y says; all bits are gone where that is all that there are."""
     return x << y if direction == "LEFT" else x >> y
 
 
-@operator("Where")
+@pointwise("Where")
 def where(condition: Value, x: Value, y: Value):
     """x where the condition holds, else y."""
     return v.where(condition, x, y)
@@ -229,13 +229,13 @@ _table(
 )
 
 
-@operator("Mean")
+@pointwise("Mean")
 def mean(*xs: Value):
     """The mean of the inputs."""
     return _fold(lambda a, b: a + b)(*xs) * v.number(xs[0], 1 / len(xs))
 
 
-@operator("Clip")
+@pointwise("Clip")
 def clip(x: Value, min: Value = None, max: Value = None):
     """Within min and max, of which either may be missing."""
     if min is not None:
@@ -243,7 +243,7 @@ def clip(x: Value, min: Value = None, max: Value = None):
     return x if max is None else v.minimum(x, max)
 
 
-@operator("IsInf")
+@pointwise("IsInf")
 def is_inf(x: Value, *, detect_negative: int = 1, detect_positive: int = 1):
     """Where x is infinite, of either sign or of one."""
     none = x != x

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine import Tensor
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value, Weight
 
@@ -77,6 +78,8 @@ def concat(*xs: Value, axis: int):
     """One after the other along an axis."""
     axis = v.axis_in(axis, xs[0].ndim)
     parts = [x for x in xs if x.shape[axis]] or [xs[0]]
+    if axis == 1 and all(map(lies_last, parts)):
+        return channels_first(v.concat([*map(channels_last, parts)], xs[0].ndim - 1))
     return v.concat(parts, axis)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from engine import Tensor
 from zoo.onnx import values as v
+from zoo.onnx.layout import as_it_lies
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Value, Weight
 
@@ -50,7 +51,8 @@ def batch_normalization(x: Value, scale: Weight, bias: Weight, mean: Weight, var
     if any(isinstance(p, Tensor) for p in (scale, bias, mean, var)):
         scale, bias, mean, var = (beside(x, p) for p in (scale, bias, mean, var))
     a = scale * v.reciprocal(v.sqrt(var + v.number(var, epsilon)))
-    out = v.cast(x * _along(x, a) + _along(x, bias - mean * a), v.type_of(x))
+    line = (x, _along(x, a), _along(x, bias - mean * a))
+    out = as_it_lies(lambda x, a, b: v.cast(x * a + b, v.type_of(x)), line)
     return (out, *running) if training_mode else out
 
 

@@ -2,44 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from engine import Tensor
+from engine import Tensor, convolution
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last
 from zoo.onnx.operators.convolution import Sides, sides
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
 
-def _windows(
-    x: Tensor,
-    how: dict,
-    value: float,
-    axes_shape: Sequence[int],
-) -> tuple[Tensor, Sides, Sides]:
-    """(windows (B, C, *out, *kernel), the padding asked for, and that with ceil_mode's)."""
-    kernel = tuple(axes_shape)
-    rank = len(kernel)
-    strides = how["strides"] or (1,) * rank
-    dilations = how["dilations"] or (1,) * rank
-    space = x.shape[2:]
-    around = sides(how["auto_pad"], how["pads"], space, kernel, strides, dilations)
-    wide = list(around)
-    if how["ceil_mode"]:
-        for i, (n, k, s, d) in enumerate(zip(space, kernel, strides, dilations)):
-            before, after = around[i]
-            count = -(-(n + before + after - d * (k - 1) - 1) // s) + 1
-            count -= (count - 1) * s >= n + before  # a window begins within the data
-            wide[i] = before, max(after, (count - 1) * s + d * (k - 1) + 1 - n - before)
-    padded = x.pad([(0, 0), (0, 0), *wide], value)
-    return padded.windows(range(2, x.ndim), kernel, strides, dilations), around, wide
+class Sliding(NamedTuple):
+    """How windows lie, as `engine.convolution` wants it."""
+
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    around: Sides
+    dilations: tuple[int, ...]
+
+    @classmethod
+    def of(cls, x: Tensor, kernel: tuple, strides: tuple | None, dilations: tuple | None,
+           auto_pad: str, pads: tuple | None) -> Sliding:  # fmt: skip
+        """What a node's attributes say of the windows of x (B, C, *space)."""
+        strides, dilations = strides or (1,) * len(kernel), dilations or (1,) * len(kernel)
+        around = sides(auto_pad, pads, x.shape[2:], kernel, strides, dilations)
+        return cls(tuple(kernel), strides, around, dilations)
 
 
-def _inner(x: Tensor) -> tuple[int, ...]:
-    """The axes of the windows, the last half of those after batch and channel."""
-    return tuple(range(2 + (x.ndim - 2) // 2, x.ndim))
+def _pooled(function: Callable, x: Tensor, how: Sliding, *options: Any) -> Tensor:
+    """function(x, axes of space, …): channels stay last in memory."""
+    if not lies_last(x):
+        return function(x, _space(x), *how, *options)
+    axes = range(1, x.ndim - 1)
+    return channels_first(function(channels_last(x), axes, *how, *options))
 
 
 @operator("MaxPool", heavy=True)
@@ -47,18 +45,19 @@ def max_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
              dilations: tuple | None = None, kernel_shape: tuple, pads: tuple | None = None,
              storage_order: int = 0, strides: tuple | None = None, call):  # fmt: skip
     """The largest value of each window and, if wanted, its place in the flat tensor."""
-    how = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "pads": pads,
-           "strides": strides}  # fmt: skip
-    windows, _, _ = _windows(x, how, x.dtype.min, kernel_shape)
-    axes = _inner(windows)
-    best = windows.max(axes)
+    how = Sliding.of(x, kernel_shape, strides, dilations, auto_pad, pads)
+    best = _pooled(convolution.max_pool, x, how, bool(ceil_mode))
     if len(call.outputs) < 2:
         return best
+    if ceil_mode:
+        how = how._replace(around=convolution.widened(x, _space(x), *how))
     order = range(x.ndim) if not storage_order else (0, 1, *reversed(range(2, x.ndim)))
     sizes = [x.shape[a] for a in order]
     flat = np.arange(int(np.prod(sizes)), dtype=np.int32).reshape(sizes)
     numbers = Tensor(np.transpose(flat, np.argsort(list(order))).copy(), device=x.device)
-    places, _, _ = _windows(numbers + 1, how, 0, kernel_shape)
+    places = convolution.slide(numbers + 1, _space(x), *how)
+    windows = convolution.slide(x, _space(x), *how, x.dtype.min)
+    axes = range(x.ndim, windows.ndim)
     first = Tensor.where(windows == windows.max(axes, True), -places, -(1 << 30)).max(axes)
     return best, v.cast(-first - 1, "int64")
 
@@ -68,18 +67,8 @@ def average_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
                  count_include_pad: int = 0, dilations: tuple | None = None, kernel_shape: tuple,
                  pads: tuple | None = None, strides: tuple | None = None):  # fmt: skip
     """The mean of each window; zeros of the padding count if asked for, ceil_mode's never."""
-    how = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "pads": pads,
-           "strides": strides}  # fmt: skip
-    windows, around, wide = _windows(x.float(), how, 0, kernel_shape)
-    total = windows.sum(_inner(windows))
-    if wide == around and (count_include_pad or not any(map(any, around))):
-        return (total * (1 / int(np.prod(kernel_shape)))).cast(x.dtype)
-    ones = np.ones(x.shape[2:], np.float32)
-    rest = [(w[0] - a[0], w[1] - a[1]) for w, a in zip(wide, around)]
-    ones = np.pad(np.pad(ones, around, constant_values=count_include_pad), rest)
-    how = {**how, "auto_pad": "VALID", "ceil_mode": 0}
-    counts, _, _ = _windows(Tensor(ones[None, None], device=x.device), how, 0, kernel_shape)
-    return (total / counts.sum(_inner(counts))).cast(x.dtype)
+    how = Sliding.of(x, kernel_shape, strides, dilations, auto_pad, pads)
+    return _pooled(convolution.avg_pool, x, how, bool(ceil_mode), bool(count_include_pad))
 
 
 @operator("LpPool", heavy=True)
@@ -87,10 +76,11 @@ def lp_pool(x: Value, *, auto_pad: str = "NOTSET", ceil_mode: int = 0,
             dilations: tuple | None = None, kernel_shape: tuple, p: int = 2,
             pads: tuple | None = None, strides: tuple | None = None):  # fmt: skip
     """The p-norm of each window."""
-    how = {"auto_pad": auto_pad, "ceil_mode": ceil_mode, "dilations": dilations, "pads": pads,
-           "strides": strides}  # fmt: skip
-    windows, _, _ = _windows(x.float().abs() ** p, how, 0, kernel_shape)
-    total = windows.sum(_inner(windows))
+    how = Sliding.of(x, kernel_shape, strides, dilations, auto_pad, pads)
+    if ceil_mode:
+        how = how._replace(around=convolution.widened(x, _space(x), *how))
+    windows = convolution.slide(x.float().abs() ** p, _space(x), *how)
+    total = windows.sum(range(x.ndim, windows.ndim))
     return (total.sqrt() if p == 2 else total ** (1 / p)).cast(x.dtype)
 
 
@@ -101,7 +91,12 @@ def _space(x: Value) -> tuple[int, ...]:
 @operator("GlobalAveragePool")
 def global_average_pool(x: Value):
     """The mean over all places."""
-    return v.reduce("mean", x, _space(x))
+    if not lies_last(x):
+        return v.reduce("mean", x, _space(x))
+    total = channels_last(x).float()
+    for axis in _space(x)[::-1]:  # of lines first, so that there is work for every core
+        total = v.reduce("sum", total, (axis - 1,))
+    return channels_first((total * (1 / int(np.prod(x.shape[2:])))).cast(x.dtype))
 
 
 @operator("GlobalMaxPool")

@@ -6,6 +6,7 @@ import numpy as np
 
 from engine import Tensor
 from zoo.onnx import values as v
+from zoo.onnx.layout import channels_first, channels_last, lies_last
 from zoo.onnx.registry import operator
 from zoo.onnx.values import Known, Value
 
@@ -34,7 +35,10 @@ def resize(x: Value, roi: Known = None, scales: Known = None, sizes: Known = Non
     box = [(0.0, 1.0)] * count
     if roi is not None and roi.size == 2 * count:
         box = list(zip(roi[:count].tolist(), roi[count:].tolist()))
-    outside = None
+    outside, last = None, lies_last(x)
+    if last:  # channels stay so
+        x, lies = channels_last(x), (0, x.ndim - 1, *range(1, x.ndim - 1))
+        named = [lies[axis] for axis in named]
     for i, axis in enumerate(named):
         n, m = before[i], after[i]
         if n == m and factors[i] == 1 and coordinate_transformation_mode != "tf_crop_and_resize":
@@ -53,7 +57,7 @@ def resize(x: Value, roi: Known = None, scales: Known = None, sizes: Known = Non
             outside = beyond if outside is None else outside | beyond
     if outside is not None and outside.any():
         x = v.where(outside, v.full((1,) * x.ndim, extrapolation_value, x), x)
-    return x
+    return channels_first(x) if last else x
 
 
 @operator("Resize", since=10)

@@ -156,7 +156,8 @@ class Program:
 
 def _restore(tensor: Tensor, storage: Storage) -> None:
     """Bring a state back to where the program's kernels expect it, if it was given other values."""
-    tensor.realize()
+    if tensor.node.op is not Op.BUFFER:
+        tensor.realize()
     given = tensor.node.arg[0]
     if given is not storage:
         get_device(storage.device).copy(given.data, storage.data, storage.nbytes)

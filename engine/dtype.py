@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # each is one object, and they are hashed all the time
 class DType:
     """One element type: `itemsize` in bytes; `kind` is "f"loat, "i"nt, "u"nsigned or "b"ool."""
 

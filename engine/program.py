@@ -73,7 +73,8 @@ class Program:
             capture = self.captures[key] = self._capture(inputs, values)
         else:
             for tensor, storage in zip(capture.written, capture.states):
-                _restore(tensor, storage)
+                if not tensor.lies_in(storage):
+                    _restore(tensor, storage)
         for storage, given in zip(capture.inputs, inputs):
             source = given.realize().node.arg[0]
             get_device(storage.device).copy(source.data, storage.data, storage.nbytes)
@@ -150,14 +151,13 @@ class Program:
         for storage in own:  # what an earlier call returned is gone
             storage.version += 1
         for tensor, node in zip(capture.written, results[count:]):
-            tensor.node = _present(node)
+            tensor.left_in(node)
         return [Tensor(_present(n), device=capture.device) for n in results[:count]]
 
 
 def _restore(tensor: Tensor, storage: Storage) -> None:
-    """Bring a state back to where the program's kernels expect it, if it was given other values."""
-    tensor.realize()
-    given = tensor.node.arg[0]
+    """Bring a state back to where the program's kernels expect it: it was given other values."""
+    given = tensor.realize().node.arg[0]
     if given is not storage:
         get_device(storage.device).copy(given.data, storage.data, storage.nbytes)
 

@@ -72,7 +72,7 @@ class Tensor:
     except that there is no float64 and a Python number takes the tensor's type.
     """
 
-    __slots__ = ("__weakref__", "born", "device", "node")
+    __slots__ = ("__weakref__", "_left", "_node", "born", "device")
     __array_priority__ = 100  # NumPy leaves `array op tensor` to us
 
     def __init__(self, data: Any, dtype: DType | None = None, device: str | None = None) -> None:
@@ -104,6 +104,32 @@ class Tensor:
         """
         device = device or default_device()
         return Tensor(_load(array, device, constant=True, dtype=dtype), device=device)
+
+    @property
+    def node(self) -> Node:
+        """The graph node that this tensor stands for."""
+        if self._node is None:
+            left, version = self._left
+            self._node = g.make(Op.BUFFER, (), (left.arg[0], version), left.dtype, left.shape)
+        return self._node
+
+    @node.setter
+    def node(self, node: Node) -> None:
+        self._node = node
+
+    def left_in(self, node: Node) -> None:
+        """Become what a program's run left in a BUFFER's storage.
+
+        The node with the storage's present version is made when somebody asks for it: a reply's
+        program leaves dozens of states with each token, and nobody looks at them.
+        """
+        self._left, self._node = (node, node.arg[0].version), None
+
+    def lies_in(self, storage: Storage) -> bool:
+        """Whether this is computed, and its values are those of a version of `storage`."""
+        if self._node is None:
+            return self._left[0].arg[0] is storage
+        return self._node.op is Op.BUFFER and self._node.arg[0] is storage
 
     # --- making ------------------------------------------------------------------------------
 

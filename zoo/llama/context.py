@@ -161,4 +161,4 @@ class Context:
         return n
 
     def _tensor(self, ids: list[int]) -> Tensor:
-        return Tensor(ids, dtype=int32, device=self._device)
+        return Tensor(np.array(ids, np.int32), device=self._device)

@@ -98,13 +98,23 @@ def _opencl(which: str) -> Device:
     return OpenCLDevice(which)
 
 
+def _cuda(which: str) -> Device:
+    from engine.runtime.cuda import CudaDevice
+
+    return CudaDevice(which)
+
+
 def _reference(which: str) -> Device:
     from engine.runtime.reference import ReferenceDevice
 
     return ReferenceDevice()
 
 
-BACKENDS: dict[str, Callable[[str], Device]] = {"opencl": _opencl, "reference": _reference}
+BACKENDS: dict[str, Callable[[str], Device]] = {
+    "cuda": _cuda,
+    "opencl": _opencl,
+    "reference": _reference,
+}
 
 # One thread at a time captures, launches or reads: buffers and queues are shared
 LOCK = threading.RLock()
@@ -127,7 +137,7 @@ def default_device() -> str:
 
 
 def get_device(name: str | None = None) -> Device:
-    """The device called `name` ("opencl", "opencl:1", "reference"), opened once.
+    """The device called `name` ("opencl", "opencl:1", "cuda", "reference"), opened once.
 
     Raises DeviceError for a name that no backend knows, or a device that can't be opened.
     """

@@ -32,6 +32,7 @@ from engine.runtime.host import (
     scratch_folder,
     usable_cores,
 )
+from engine.runtime.ints import Ints
 from engine.runtime.probe import accepted
 from engine.symbolic import Expr, evaluate
 
@@ -266,29 +267,6 @@ class Built:
     def save(self) -> None:
         (binary,) = self.program.binaries
         save(self.path, binary)
-
-
-class Ints:
-    """The symbolic ints of a list of steps, in one small buffer.
-
-    Steps that take the same ones share a place in it, so nothing else changes between two runs.
-    """
-
-    def __init__(self, device: OpenCLDevice, steps: Sequence[Step]) -> None:
-        self.places: dict[tuple[Expr, ...], int] = {}
-        self.order: list[Expr] = []
-        for step in steps:
-            if step.variables and step.variables not in self.places:
-                self.places[step.variables] = len(self.order)
-                self.order += step.variables
-        self.device = device
-        self.values = np.zeros(max(1, len(self.order)), np.int32)
-        self.memory = device.allocate(self.values.nbytes)
-
-    def set(self, values: Mapping[Expr, int]) -> None:
-        if self.order:
-            self.values[:] = [values[v] for v in self.order]
-            self.device.write(self.memory, self.values)
 
 
 class Launches:

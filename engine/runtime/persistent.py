@@ -34,6 +34,7 @@ from engine.runtime.driver import (
     STUCK,
     driver,
 )
+from engine.runtime.ints import Ints
 from engine.runtime.runs import is_long, plan_runs, sharers
 from engine.symbolic import Expr, evaluate
 
@@ -47,8 +48,6 @@ class Persistent:
     """The steps of a program, ready to run in one launch."""
 
     def __init__(self, device: OpenCLDevice, steps: list[Step]) -> None:
-        from engine.runtime.opencl import Ints
-
         self.device = device
         self.steps = steps
         self.workers = device.target.cores

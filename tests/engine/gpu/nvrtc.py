@@ -32,10 +32,10 @@ def compiled(source: str, processor: str) -> Report:
     options = [f"--gpu-architecture={processor}", "-default-device", "--ptxas-options=-v"]
     (code,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = b" " * size
+    log = bytearray(size)
     nvrtc.nvrtcGetProgramLog(program, log)
     nvrtc.nvrtcDestroyProgram(program)
-    lines = log.decode(errors="replace").splitlines()
+    lines = log.rstrip(b"\0").decode(errors="replace").splitlines()
     report = Report([x for x in lines if re.search(r"\b(error|warning)\b", x, re.IGNORECASE)])
     if code != nvrtc.nvrtcResult.NVRTC_SUCCESS and not report.complaints:
         report.complaints.append(str(code))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,8 +78,28 @@ class MetalDevice:
         ctypes.memmove(handle.address, data.ctypes.data, data.nbytes)
 
     def copy(self, source: Memory, target: Memory, nbytes: int) -> None:
+        """Behind what runs, where Metal can: it copies words of 4 bytes."""
+        if self.running and nbytes and not (source.offset | target.offset | nbytes) % 4:
+            with self.commands() as commands:
+                encoder = commands.blitCommandEncoder()
+                encoder.copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
+                    *(source.buffer, source.offset, target.buffer, target.offset, nbytes)
+                )
+                encoder.endEncoding()
+            return
         self.wait()
         ctypes.memmove(target.address, source.address, nbytes)
+
+    @contextmanager
+    def commands(self) -> Iterator[Any]:
+        """A command buffer to be filled, which is on its way at the end of the block."""
+        if len(self.running) >= MOST_RUNNING:
+            self.wait()
+        with self.objc.autorelease_pool():  # else what a run makes would stay until the end
+            commands = self.queue.commandBuffer()
+            yield commands
+            self.running.append(commands)  # before: an interrupt must not hide that it runs
+            commands.commit()
 
     def forget(self, handle: Memory) -> None:
         """Files were copied: nothing of theirs is held."""
@@ -144,8 +165,6 @@ class Launches:
 
     def __call__(self, values: Mapping[Expr, int]) -> None:
         device = self.device
-        if len(device.running) >= MOST_RUNNING:
-            device.wait()
         self.ints.set(values)
         counted = [(step, evaluate(step.groups, values)) for step in self.steps]
         work = [(step, groups) for step, groups in counted if groups]
@@ -160,15 +179,11 @@ class Launches:
 
     def _commit(self, work: Sequence[tuple[Step, int]]) -> Any:
         """Steps with their numbers of groups, on their way in one command buffer."""
-        device = self.device
-        with device.objc.autorelease_pool():  # else what a run makes would stay until the end
-            commands = device.queue.commandBuffer()
+        with self.device.commands() as commands:
             encoder = commands.computeCommandEncoder()
             for step, groups in work:
                 self._encode(encoder, step, groups)
             encoder.endEncoding()
-            device.running.append(commands)  # before: the wait may be interrupted, the work not
-            commands.commit()
         return commands
 
     def _encode(self, encoder: Any, step: Step, groups: int) -> None:

@@ -69,7 +69,26 @@ class Encoder:
 
     def dispatchThreadgroups_threadsPerThreadgroup_(self, groups: tuple, items: tuple) -> None:
         given = [self.arguments[i] for i in range(len(self.arguments))]
-        self.work.append((self.pipeline, given, groups[0], items[0]))
+        pipeline = self.pipeline
+        self.work.append(lambda: pipeline.launch(given, groups[0], items[0]))
+
+    def endEncoding(self) -> None: ...
+
+
+def _copy(target: np.ndarray, source: np.ndarray, nbytes: int) -> None:
+    target[:nbytes] = source[:nbytes]
+
+
+class BlitEncoder:
+    def __init__(self, work: list) -> None:
+        self.work = work
+
+    def copyFromBuffer_sourceOffset_toBuffer_destinationOffset_size_(
+        self, source: Buffer, start: int, target: Buffer, to: int, nbytes: int
+    ) -> None:
+        assert not (start | to | nbytes) % 4
+        assert max(start + nbytes - source.memory.size, to + nbytes - target.memory.size) <= 0
+        self.work.append(lambda: _copy(target.memory[to:], source.memory[start:], nbytes))
 
     def endEncoding(self) -> None: ...
 
@@ -81,14 +100,17 @@ class Commands:
     def computeCommandEncoder(self) -> Encoder:
         return Encoder(self.work)
 
+    def blitCommandEncoder(self) -> BlitEncoder:
+        return BlitEncoder(self.work)
+
     def commit(self) -> None:
         self.queue.append(self)
 
     def waitUntilCompleted(self) -> None:
         while not self.done:  # those before it come first
             commands = self.queue.pop(0)
-            for pipeline, given, groups, items in commands.work:
-                pipeline.launch([a.ctypes.data for a in given], groups, items)
+            for do in commands.work:
+                do()
             commands.done = True
 
     def status(self) -> int:
@@ -114,8 +136,8 @@ class Pipeline:
     def maxTotalThreadsPerThreadgroup(self) -> int:
         return self.most
 
-    def launch(self, given: list[int], groups: int, items: int) -> None:
-        self.library.launch(self.name, given, groups, items)
+    def launch(self, given: list[np.ndarray], groups: int, items: int) -> None:
+        self.library.launch(self.name, [a.ctypes.data for a in given], groups, items)
 
 
 class Device:

@@ -68,8 +68,8 @@ def test_a_run_is_one_command_buffer_that_nobody_waits_for(gpu):
     run(x).numpy()
     made = gpu.device.compilations
     results = [run(x) for _ in range(3)]
-    assert len(gpu.running) == 3 and not any(c.done for c in gpu.running)
-    assert all(len(c.work) > 1 for c in gpu.running)
+    runs = [c for c in gpu.running if len(c.work) > 1]  # the others copy results
+    assert len(runs) == 3 and not any(c.done for c in gpu.running)
     np.testing.assert_array_equal(results[0].numpy(), results[2].numpy())
     assert gpu.device.compilations == made and not gpu.running
 

@@ -22,7 +22,7 @@ from bench.measure import SideError, Summary, Worker, in_turn, machine, ratios, 
 
 __all__ = ["add_arguments", "run", "text", "to_json"]
 
-LIMITS = "bench.limits:Limits"
+LIMITS = "engine.runtime.limits:Limits"
 SIDES: dict[str, tuple[str, dict[str, Any]]] = {
     OURS: ("bench.kernels_sides:Menagerie", {}),
     F32: ("bench.kernels_peers:Torch", {"dtype": "float32"}),

@@ -1,4 +1,4 @@
-"""`python -m zoo`: the server; without it, where the other commands are."""
+"""`python -m zoo`: the server and the devices; else where the other commands are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from zoo import cli
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run `serve`, or point to the models' own commands: 2, or 0 when help was asked for."""
+    """Run `serve` or `devices`; or say where the models' commands are: 2, or 0 if help was asked for."""
     args = sys.argv[1:] if args is None else args
     if args[:1] == ["serve"]:
         from zoo.serve import command
 
         return command.main(args[1:])
+    if args[:1] == ["devices"]:
+        from zoo import devices
+
+        return devices.main(args[1:])
     where = (
-        "python -m zoo serve starts the server; "
+        "python -m zoo serve starts the server, python -m zoo devices lists what it can run on; "
         "each model has its own commands, see python -m zoo.llama --help"
     )
     if args and args[0] in ("-h", "--help"):

@@ -88,3 +88,24 @@ def choose(kernel: Kernel, target: Target) -> tuple[Kernel, Plan]:
         if plan is not None:
             return kernel, plan
     return kernel, plain(kernel)
+
+
+def switched_on(target: Target) -> tuple[str, ...]:
+    """Names, for people, of the recipes that a target lets match, whatever the work is."""
+    has = target.features.__ge__
+    vectors = target.is_cpu and target.lanes in (4, 8, 16)
+    tensor_cores = target.dialect == "cuda" and staged.TENSOR_CORES in target.features
+    tests = {
+        "packed panels": vectors,
+        "few queries": vectors,
+        "grouped products": target.is_cpu,
+        "winograd": target.is_cpu,
+        "vnni": has(vnni.NEEDED),
+        "amx": has(amx.NEEDED),
+        "amx int8": has(tile_dots.NEEDED),
+        "amx attention": has(amx.NEEDED | {"avx512dq"}),
+        "teams": target.team > 1,
+        "staged products": target.team > 1,
+        "tensor cores": tensor_cores,
+    }
+    return tuple(name for name, is_on in tests.items() if is_on)

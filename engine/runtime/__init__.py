@@ -5,6 +5,7 @@ A backend module imports on any machine; it opens its driver only when its devic
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import threading
@@ -67,6 +68,16 @@ class Step:
         return line
 
 
+@dataclass(frozen=True)
+class Found:
+    """A device that a backend could open."""
+
+    name: str  # what get_device takes
+    title: str  # what its maker calls it
+    driver: str
+    memory: int  # bytes; 0: unknown
+
+
 class Replay(Protocol):
     """A list of steps made ready to run again and again."""
 
@@ -104,6 +115,12 @@ def _cuda(which: str) -> Device:
     return CudaDevice(which)
 
 
+def _metal(which: str) -> Device:
+    from engine.runtime.metal import MetalDevice
+
+    return MetalDevice(which)
+
+
 def _reference(which: str) -> Device:
     from engine.runtime.reference import ReferenceDevice
 
@@ -112,6 +129,7 @@ def _reference(which: str) -> Device:
 
 BACKENDS: dict[str, Callable[[str], Device]] = {
     "cuda": _cuda,
+    "metal": _metal,
     "opencl": _opencl,
     "reference": _reference,
 }
@@ -136,8 +154,16 @@ def default_device() -> str:
     return _default or os.environ.get("ZOO_DEVICE") or "opencl"
 
 
+def list_devices(backend: str) -> list[Found]:
+    """What a backend could open, in the order of its numbers; nothing is opened.
+
+    Raises DeviceError, saying why, when there is nothing.
+    """
+    return importlib.import_module(f"engine.runtime.{backend}").devices()
+
+
 def get_device(name: str | None = None) -> Device:
-    """The device called `name` ("opencl", "opencl:1", "cuda", "reference"), opened once.
+    """The device called `name` ("opencl", "opencl:1", "cuda", "metal", "reference"), opened once.
 
     Raises DeviceError for a name that no backend knows, or a device that can't be opened.
     """

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.ir import Target
 from engine.render import Rendered, assemble, entry_points
-from engine.runtime import DEBUG, DeviceError, Step, UnknownDevice
+from engine.runtime import DEBUG, DeviceError, Found, Step, UnknownDevice
 from engine.runtime.host import cache_folder, save, saved
 from engine.runtime.ints import Ints
 from engine.symbolic import Expr, evaluate
@@ -406,6 +406,32 @@ class Graph:
                 self.device.call("cuGraphExecDestroy", self.ready)
             if self.graph is not None:
                 self.device.call("cuGraphDestroy", self.graph)
+
+
+def devices() -> list[Found]:
+    """What there is, in the order of its numbers, without opening any."""
+    cuda, _ = import_cuda()
+
+    def ask(name: str, *arguments: Any) -> Any:
+        error, *values = getattr(cuda, name)(*arguments)
+        if error != cuda.CUresult.CUDA_SUCCESS:
+            raise DeviceError(f"no CUDA device: {name} failed with {error.name}")
+        return _only(values)
+
+    try:
+        ask("cuInit", 0)
+        version, count = ask("cuDriverGetVersion"), ask("cuDeviceGetCount")
+    except DeviceError:
+        raise
+    except RuntimeError as error:  # cuda-bindings found no libcuda
+        raise DeviceError(f"no CUDA device: install NVIDIA's driver ({_line(error)})") from error
+    driver = f"CUDA {version // 1000}.{version % 1000 // 10}"
+    found = []
+    for i in range(count):
+        device = ask("cuDeviceGet", i)
+        title = ask("cuDeviceGetName", 256, device).split(b"\0")[0].decode(errors="replace")
+        found.append(Found(f"cuda:{i}", title, driver, ask("cuDeviceTotalMem", device)))
+    return found
 
 
 def import_cuda() -> tuple[Any, Any]:

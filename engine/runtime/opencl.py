@@ -21,7 +21,7 @@ import numpy as np
 
 from engine.ir import Target
 from engine.render import Rendered, assemble, entry_points
-from engine.runtime import DEBUG, DeviceError, Step, UnknownDevice
+from engine.runtime import DEBUG, DeviceError, Found, Step, UnknownDevice
 from engine.runtime.host import (
     allow_tiles,
     cache_folder,
@@ -356,18 +356,17 @@ class Launches:
                 self.fresh = True  # with other values it may
 
 
+def devices() -> list[Found]:
+    """What there is, in the order of its numbers, without opening any."""
+    return [
+        Found(f"opencl:{i}", d.name.strip(), d.platform.version.strip(), d.global_mem_size)
+        for i, d in enumerate(_all(import_pyopencl()))
+    ]
+
+
 def pick(cl: Any, which: str) -> Any:
     """The device numbered `which`, else the first GPU, else the first CPU."""
-    try:
-        platforms = cl.get_platforms()
-    except cl.Error:
-        platforms = []
-    devices = [d for p in platforms for d in _devices(cl, p)]
-    if not devices:
-        raise DeviceError(
-            "no OpenCL device: install a driver (pip install 'pyopencl[pocl]' on Linux x86-64, "
-            "elsewhere the GPU's own or your system's pocl), or use --device reference"
-        )
+    devices = _all(cl)
     if which:
         if not (which.isascii() and which.isdigit()) or int(which) >= len(devices):
             names = ", ".join(f"opencl:{i} ({d.name})" for i, d in enumerate(devices))
@@ -393,6 +392,20 @@ def import_pyopencl() -> Any:
         ) from error
     warnings.filterwarnings("ignore", category=pyopencl.CompilerWarning)
     return pyopencl
+
+
+def _all(cl: Any) -> list[Any]:
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error:
+        platforms = []
+    found = [d for p in platforms for d in _devices(cl, p)]
+    if not found:
+        raise DeviceError(
+            "no OpenCL device: install a driver (pip install 'pyopencl[pocl]' on Linux x86-64, "
+            "elsewhere the GPU's own or your system's pocl), or use --device reference"
+        )
+    return found
 
 
 def _devices(cl: Any, platform: Any) -> list[Any]:

@@ -125,7 +125,7 @@ def add_model_flags(
     group.add_argument(
         "--device",
         metavar="NAME",
-        help="opencl, opencl:1, reference, … (default: ZOO_DEVICE, else the best)",
+        help="opencl, opencl:1, cuda, reference, … (default: ZOO_DEVICE, else the best)",
     )
     group.add_argument(
         "--dtype",

@@ -23,6 +23,7 @@ from engine.recipes.settings import Settings
 from engine.schedule import Kernel
 from engine.staged import StagedPlan
 from engine.symbolic import Int, product, upper
+from engine.tiles import ROOM
 
 COLUMNS = 64  # of a tile
 BLOCKS = 128  # of a tile, 8 beside 16
@@ -63,6 +64,18 @@ class Staged:
     def pitch(self, rows: int) -> int:
         """Places of memory that work-items read at once lie in different banks."""
         return self.step + 8 if self.is_mma else rows + 4
+
+    @property
+    def tile_bytes(self) -> int:
+        return 4 * (self.strip * self.columns + ROOM)
+
+    @property
+    def staged_bytes(self) -> int:
+        places = sum(
+            self.pitch(rows) * (rows if self.deep else self.step)
+            for rows in (self.strip, self.columns)
+        )
+        return places * self.staged.itemsize
 
     @property
     def sums(self) -> int:
@@ -126,6 +139,8 @@ def tiled(kernel: Kernel, target: Target) -> tuple[Kernel, StagedPlan] | None:
     is_mma = all(_is_bfloat16(x) for p in found for x in (p.left, p.right))
     is_mma = is_mma and _has_tensor_cores(target) and target.team == MMA_TEAM
     spec = Staged(target.dialect, target.team, strip, is_mma)
+    if len(sums) * spec.tile_bytes + spec.staged_bytes > LOCAL:
+        return None
     new: dict[Node, Node] = {}
     for n in toposort([kernel.root]):
         if n in sums:

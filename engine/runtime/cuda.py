@@ -11,6 +11,7 @@ import atexit
 import hashlib
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,8 +110,9 @@ class CudaDevice:
     def _end(self) -> None:
         """Nothing may be freed or launched after the interpreter has begun to go."""
         self.closed = True
-        self.here()
-        self.call("cuStreamSynchronize", self.stream)
+        with suppress(DeviceError):  # what failed has been told
+            self.here()
+            self.wait()
 
     # --- calls -------------------------------------------------------------------------------
 
@@ -255,7 +257,8 @@ class Allocation:
         self.device, self.pointer = device, pointer
 
     def __del__(self) -> None:
-        self.device.free(self.pointer)
+        with suppress(DeviceError):  # the GPU has failed: whoever waits for it next is told
+            self.device.free(self.pointer)
 
 
 @dataclass(frozen=True)
@@ -396,11 +399,13 @@ class Graph:
     def __del__(self) -> None:
         if self.device.closed:
             return
-        self.device.here()
-        if self.ready is not None:  # one that runs is destroyed when it is done
-            self.device.call("cuGraphExecDestroy", self.ready)
-        if self.graph is not None:
-            self.device.call("cuGraphDestroy", self.graph)
+        with suppress(DeviceError):  # as for an Allocation
+            self.device.here()
+            if self.ready is not None:
+                self.device.wait()
+                self.device.call("cuGraphExecDestroy", self.ready)
+            if self.graph is not None:
+                self.device.call("cuGraphDestroy", self.graph)
 
 
 def devices() -> list[Found]:

@@ -68,7 +68,7 @@ class Driver:
     def __getattribute__(self, name: str) -> Any:
         """Count calls; after an error of the GPU every call fails, as with a real one."""
         found = object.__getattribute__(self, name)
-        if not name.startswith("cu") or name == "cuuint64_t":
+        if not re.match("cu[A-Z]", name):
             return found
         self.calls[name] = self.calls.get(name, 0) + 1
         return found if self.error is OK else lambda *_: (self.error,)

@@ -41,7 +41,7 @@ class Library:
         self.source = source
         self.library = ctypes.CDLL(str(_compiled(source)))
         shared = "static" if dialect == "metal" else "__shared__"
-        self.together = set(re.findall(rf"(\w+)_\([^{{]*\{{ {shared}", source))
+        self.together = set(re.findall(rf"void (\w+)_\([^{{]*\{{ {shared}", source))
 
     def launch(self, name: str, values: Sequence[int], groups: int, team: int) -> None:
         """values: addresses of buffers, and numbers (in Metal, their addresses)."""

@@ -97,6 +97,14 @@ def test_too_much_memory_is_one_line(monkeypatch):
     device.allocate(600)  # after waiting for what is being freed
 
 
+def test_what_the_gpu_did_wrong_is_told_by_who_waits(monkeypatch):
+    device = _opened(monkeypatch)
+    memory = device.allocate(9)
+    device.copy(memory, cuda.Memory(8, memory.owner), 9)
+    with pytest.raises(DeviceError, match="cuStreamSynchronize failed with CUDA_ERROR_ILLEGAL_ADD"):
+        device.read(memory, 9)
+
+
 @pytest.mark.parametrize(
     ("limits", "name", "message"),
     (
@@ -231,12 +239,14 @@ def test_the_pretended_driver_is_called_as_the_real_one():
             if not name.startswith(("cu", "nvrtc")) or not inspect.isfunction(function):
                 continue
             head = getattr(real, name).__doc__.splitlines()[0]
-            inside = re.sub(r"\[[^()]*\]", "", head[head.index("(") + 1 : head.rindex(")")])
+            inside = head[head.index("(") + 1 : head.rindex(")")]
+            inside = re.sub(r"\[[^\[\]]*\]", "", re.sub(r"\[[^\[\]]*\]", "", inside))
             count = len(inside.split(",")) if inside else 0
             assert count == len(inspect.signature(function).parameters) - 1, head
     for kind in (CUresult, CUdevice_attribute):
         for member in kind:
-            assert getattr(getattr(importlib.import_module(REAL[0]), kind.__name__), member.name)
+            numbers = getattr(importlib.import_module(REAL[0]), kind.__name__)
+            assert getattr(numbers, member.name) == member
 
 
 @pytest.mark.peers

@@ -8,7 +8,7 @@ from zoo import cli
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run `serve` or `devices`; or say where the models' commands are: 2, or 0 for help."""
+    """Run `serve` or `devices`, or say where other commands are: 2, or 0 if help was asked for."""
     args = sys.argv[1:] if args is None else args
     if args[:1] == ["serve"]:
         from zoo.serve import command

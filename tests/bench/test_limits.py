@@ -9,6 +9,7 @@ import pytest
 from bench import limits
 from bench.kernels_cases import CASES
 from engine import DeviceError
+from engine.runtime import limits as runtime
 
 BY_NAME = {case.name: case for case in CASES}
 RATES = {
@@ -54,7 +55,7 @@ def test_unknown_limits_bound_nothing() -> None:
 
 
 def test_gpu_has_no_limits_here() -> None:
-    side = limits.Limits()
+    side = runtime.Limits()
     side.device = SimpleNamespace(target=SimpleNamespace(is_cpu=False))
     assert side.measure() == {}
     side.load(1, device="reference")
@@ -62,9 +63,9 @@ def test_gpu_has_no_limits_here() -> None:
 
 
 def test_probes_run_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "SECONDS", 1e-4)
-    monkeypatch.setattr(limits, "SIZES", {"64 MB": 1 << 20, "1 GB": 2 << 20})
-    side = limits.Limits()
+    monkeypatch.setattr(runtime, "SECONDS", 1e-4)
+    monkeypatch.setattr(runtime, "SIZES", {"64 MB": 1 << 20, "1 GB": 2 << 20})
+    side = runtime.Limits()
     try:
         side.load(1)
     except DeviceError as error:

@@ -87,6 +87,9 @@ class Driver:
     def cuDeviceGet(self, ordinal):
         return OK, ordinal
 
+    def cuDeviceTotalMem(self, device):
+        return OK, 8 << 30
+
     def cuDeviceGetName(self, length, device):
         return OK, b"Pretended GPU".ljust(length, b"\0")
 

@@ -261,3 +261,10 @@ def test_the_real_compiler_makes_a_binary_or_says_why_not(monkeypatch):
         DeviceError, match=r"can't compile a kernel: zoo.cu\(1\): error: .*nonsense"
     ):
         device._compile("void k() { nonsense; }")
+
+
+def test_devices_are_listed_without_opening_one(monkeypatch):
+    monkeypatch.setattr(cuda, "import_cuda", lambda: (Driver(), Nvrtc()))
+    found = cuda.devices()
+    assert found[0].name == "cuda:0" and found[0].title and found[0].memory == 8 << 30
+    assert found[0].driver.startswith("CUDA ") and not runtime._opened

@@ -57,12 +57,14 @@ class Scratch:
     """Memory of one work-group's own, gone at its end; `size` in elements.
 
     shared: the work-items of a team see the same; else each of them has its own.
+    kind: the language's name of what it consists of, where that is no plain number.
     """
 
     name: str
     dtype: DType
     size: int
     shared: bool = False
+    kind: str = ""
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class _Renderer:
         for part in f.scratch:
             if part.shared:
                 continue
-            kind = self.spell.memory(part.dtype)
+            kind = part.kind or self.spell.memory(part.dtype)
             aligned = " __attribute__((aligned(64)))" if d.vectors else ""
             room = f"{kind} {part.name}[{part.size}]{aligned}"
             self.lines.append(f"  {room};")

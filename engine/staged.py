@@ -24,12 +24,14 @@ class StagedProduct(Intrinsic, Protocol):
     """An Intrinsic whose operands (batch, rows, depth) and (batch, columns, depth) are any values.
 
     source defines `NAME_clear(sums, item)`, `NAME_step(sums, left, right, item)` and `NAME_keep(
-    tile, sums, item)`. sums are `sums` floats of each item's own; left and right hold `step`
-    numbers of the depth, of type `staged`, in rows of `pitch`; tile is as for every Intrinsic.
+    tile, sums, item)`. sums are `sums` floats of each item's own, or so many of what `kind` names
+    in the language. left and right hold `step` numbers of the depth, of type `staged`, in rows of
+    `pitch`; tile is as for every Intrinsic.
     """
 
     step: int
     sums: int
+    kind: str
     staged: DType
     deep: bool  # a row of staged numbers goes along the depth, else across it
 
@@ -56,7 +58,7 @@ class _Staged(Tiled):
     def _make_tile(self, node: Node, number: int, tile: Scratch) -> None:
         spec: StagedProduct = node.arg
         batch, row, column = self._corner(node)
-        sums = self._scratch("sums", dt.float32, spec.sums)
+        sums = self._scratch("sums", dt.float32, spec.sums, kind=spec.kind)
         parts = []
         for name, rows in (("left", spec.strip), ("right", spec.columns)):
             size = spec.pitch(rows) * (rows if spec.deep else spec.step)

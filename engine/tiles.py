@@ -181,8 +181,10 @@ class Tiled(Lowering):
         self._call(node, "begin", (work,), ())
         return (work,)
 
-    def _scratch(self, name: str, dtype: DType, size: int, shared: bool = False) -> Scratch:
-        part = Scratch(name, dtype, size, shared)
+    def _scratch(
+        self, name: str, dtype: DType, size: int, shared: bool = False, kind: str = ""
+    ) -> Scratch:
+        part = Scratch(name, dtype, size, shared, kind)
         if part not in self.scratch:
             self.scratch.append(part)
         return part

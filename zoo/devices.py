@@ -83,7 +83,9 @@ class Report:
         elif self.device and (target := self.device.target):
             numbers = f"{target.lanes} lanes, {target.cores} cores, teams of {target.team}"
             yield f"  target    {target.dialect}, {numbers}"
-            shown = sorted(f for f in target.features if f in TRIALS or f.startswith("sm_"))
+            shown = sorted(
+                f for f in target.features if f in TRIALS or f.startswith(("sm_", "apple"))
+            )
             yield f"  features  {' '.join(shown) or 'none'}"
             yield f"  recipes   {', '.join(switched_on(target)) or 'the plain ones'}"
         for name, value in self.test.items():

@@ -107,5 +107,6 @@ def switched_on(target: Target) -> tuple[str, ...]:
         "teams": target.team > 1,
         "staged products": target.team > 1,
         "tensor cores": tensor_cores,
+        "simdgroup matrices": target.dialect == "metal" and has({staged.SIMDGROUPS}),
     }
     return tuple(name for name, is_on in tests.items() if is_on)

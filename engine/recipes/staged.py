@@ -2,8 +2,10 @@
 
 A tile of sums is 64 columns wide; 128 blocks of it are dealt to the work-items, each block's sums
 stay in an item's registers. Where the processor multiplies bfloat16 matrices and both factors are
-bfloat16 in value, four groups of 32 items each make a quarter of the tile by `mma`.
-Source of the fragments' layout: PTX ISA, "Matrix Fragments for mma.m16n8k16".
+bfloat16 in value, four groups of 32 items each make a quarter of the tile by `mma`; on Apple's, by
+matrices of a simdgroup, which are float32 and as exact as work-items alone.
+Sources: PTX ISA, "Matrix Fragments for mma.m16n8k16"; Metal Shading Language Specification,
+"SIMD-Group Matrix Functions".
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ COLUMNS = 64  # of a tile
 BLOCKS = 128  # of a tile, 8 beside 16
 FEWEST = 16  # rows, columns and depth that are worth a tile
 LOCAL = 32 << 10  # bytes that a team may share on every GPU
-MMA_TEAM = 128
+TOGETHER = 128  # work-items of a team that multiplies by units: four of them, a quarter each
 TENSOR_CORES = "sm_80"  # the feature of processors with mma for bfloat16
+SIMDGROUPS = "apple7"  # and of those with matrices of a simdgroup
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Staged:
     dialect: str
     team: int
     strip: int
-    is_mma: bool
+    unit: (
+        str  # what multiplies: "" for the work-items, "mma" or "simdgroup" for 32 of them together
+    )
     columns: int = COLUMNS
     beside: int = 1
     work: int = 0
@@ -51,19 +56,19 @@ class Staged:
 
     @property
     def step(self) -> int:
-        return 32 if self.is_mma else 16
+        return 32 if self.unit == "mma" else 16
 
     @property
     def deep(self) -> bool:
-        return self.is_mma
+        return self.unit == "mma"
 
     @property
     def staged(self) -> DType:
-        return dt.bfloat16 if self.is_mma else dt.float32
+        return dt.bfloat16 if self.unit == "mma" else dt.float32
 
     def pitch(self, rows: int) -> int:
         """Places of memory that work-items read at once lie in different banks."""
-        return self.step + 8 if self.is_mma else rows + 4
+        return self.step + 8 if self.unit == "mma" else rows + 4
 
     @property
     def tile_bytes(self) -> int:
@@ -78,12 +83,18 @@ class Staged:
         return places * self.staged.itemsize
 
     @property
+    def kind(self) -> str:
+        return "simdgroup_float8x8" if self.unit == "simdgroup" else ""
+
+    @property
     def sums(self) -> int:
+        if self.unit == "simdgroup":
+            return self.strip // 16 * 4
         return self.strip * self.columns // self.team
 
     @property
     def name(self) -> str:
-        return f"staged{self.strip}{'_mma' if self.is_mma else ''}_{self.team}"
+        return f"staged{self.strip}{self.unit and '_' + self.unit}_{self.team}"
 
     def shape(self, left: Node, right: Node) -> tuple[Int, ...]:
         return left.shape[0], left.shape[1], right.shape[1]
@@ -98,7 +109,12 @@ class Staged:
         return multiplied(left, right)
 
     def source(self) -> tuple[str, ...]:
-        return (MMA, _by_mma(self)) if self.is_mma else (_by_blocks(self),)
+        match self.unit:
+            case "mma":
+                return MMA, _by_mma(self)
+            case "simdgroup":
+                return (_by_simdgroup(self),)
+        return (_by_blocks(self),)
 
 
 def rewrite(found: Product, settings: Settings) -> Node | None:
@@ -136,9 +152,7 @@ def tiled(kernel: Kernel, target: Target) -> tuple[Kernel, StagedPlan] | None:
         return None
     strip = 64 if len(sums) == 1 and max(upper(p.left.shape[1]) for p in found) > 32 else 32
     found = [_columns_last(p) for p in found]
-    is_mma = all(_is_bfloat16(x) for p in found for x in (p.left, p.right))
-    is_mma = is_mma and _has_tensor_cores(target) and target.team == MMA_TEAM
-    spec = Staged(target.dialect, target.team, strip, is_mma)
+    spec = Staged(target.dialect, target.team, strip, _unit(found, target))
     if len(sums) * spec.tile_bytes + spec.staged_bytes > LOCAL:
         return None
     new: dict[Node, Node] = {}
@@ -173,6 +187,16 @@ def _columns_joined(kernel: Kernel) -> Kernel:
     joined = (*shape[: axes[0]], product(shape[a] for a in axes), *shape[axes[-1] + 1 :])
     target = g.make(Op.BUFFER, (), old.arg, old.dtype, joined)
     return replace(kernel, root=g.reshape(kernel.root, joined), target=target)
+
+
+def _unit(found: list[Product], target: Target) -> str:
+    """What multiplies the factors of these products, as exactly as work-items would."""
+    if target.team != TOGETHER:
+        return ""
+    if _has_tensor_cores(target) and all(_is_bfloat16(x) for p in found for x in (p.left, p.right)):
+        return "mma"
+    is_apple = target.dialect == "metal" and SIMDGROUPS in target.features
+    return "simdgroup" if is_apple else ""
 
 
 def _has_tensor_cores(target: Target) -> bool:
@@ -306,4 +330,38 @@ static inline void {spec.name}_keep(float* tile, float* sums, const int item) {{
       for (int e = 0; e < 4; e++)
         tile[(r + 16 * i + g + e / 2 * 8) * {spec.columns} + c + 8 * j + 2 * q + e % 2] =
             sums[(i * 4 + j) * 4 + e];
+}}"""
+
+
+def _by_simdgroup(spec: Staged) -> str:
+    """A quarter of the tile for each simdgroup: strip / 16 matrices of 8 x 8 beside 4.
+
+    Left factors lie across the depth, so their matrices are read transposed.
+    """
+    high, sums = spec.strip // 16, f"thread {spec.kind}* sums"
+    where = f"const int r = item / 64 * {8 * high}, c = item / 32 % 2 * 32;"
+    left, right = spec.pitch(spec.strip), spec.pitch(spec.columns)
+    return f"""
+static inline void {spec.name}_clear({sums}, const int item) {{
+  for (int i = 0; i < {spec.sums}; i++) sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+}}
+static inline void {spec.name}_step(
+    {sums}, threadgroup const float* left, threadgroup const float* right, const int item) {{
+  {where}
+  for (int k = 0; k < {spec.step}; k += 8) {{
+    {spec.kind} a[{high}], b[4];
+    for (int i = 0; i < {high}; i++)
+      simdgroup_load(a[i], left + k * {left} + r + 8 * i, {left}, ulong2(0, 0), true);
+    for (int j = 0; j < 4; j++) simdgroup_load(b[j], right + k * {right} + c + 8 * j, {right});
+    for (int i = 0; i < {high}; i++)
+      for (int j = 0; j < 4; j++)
+        simdgroup_multiply_accumulate(sums[i * 4 + j], a[i], b[j], sums[i * 4 + j]);
+  }}
+}}
+static inline void {spec.name}_keep(threadgroup float* tile, {sums}, const int item) {{
+  {where}
+  for (int i = 0; i < {high}; i++)
+    for (int j = 0; j < 4; j++)
+      simdgroup_store(
+          sums[i * 4 + j], tile + (r + 8 * i) * {spec.columns} + c + 8 * j, {spec.columns});
 }}"""

@@ -38,7 +38,9 @@ class MetalDevice:
         self.device = pick(self.metal, which)
         self.queue = self.device.newCommandQueue()
         self.identity = f"Metal {self.device.name()}"
-        self.target = Target("metal", False, 1, CORES, frozenset(), TEAM)
+        is_apple7 = self.device.supportsFamily_(self.metal.MTLGPUFamilyApple7)
+        features = frozenset({"apple7"} if is_apple7 else ())
+        self.target = Target("metal", False, 1, CORES, features, TEAM)
         self.pipelines: dict[Rendered, Any] = {}
         self.running: list[Any] = []  # command buffers that were committed, maybe not done
 

@@ -14,6 +14,7 @@ import numpy as np
 from tests.engine.gpu.shim import Library
 
 MTLResourceStorageModeShared = 0
+MTLGPUFamilyApple7 = 1007
 MTLCommandBufferStatusCompleted, MTLCommandBufferStatusError = 4, 5
 autorelease_pool = nullcontext
 
@@ -146,6 +147,9 @@ class Device:
     def __init__(self, title: str) -> None:
         self.title = title
         self.compilations = 0
+
+    def supportsFamily_(self, family: int) -> bool:
+        return family <= MTLGPUFamilyApple7
 
     def name(self) -> str:
         return self.title

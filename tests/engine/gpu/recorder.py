@@ -19,7 +19,7 @@ from engine.runtime import Step
 from engine.symbolic import Expr
 
 CUDA = Target("cuda", False, 1, 132, frozenset({"sm_80"}), 128)
-METAL = replace(CUDA, dialect="metal", features=frozenset())
+METAL = replace(CUDA, dialect="metal", features=frozenset({"apple7"}))
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from tests.engine.gpu.devices import KINDS, opened
 pytestmark = pytest.mark.peers  # the default tests need no C++ compiler
 
 # few work-items have several blocks of a tile each, 128 one; those of CUDA show each other values
-GPUS = (("opencl", 4), ("cuda", 4), ("cuda", 128), ("metal", 32))
+GPUS = (("opencl", 4), ("cuda", 4), ("cuda", 128), ("metal", 4), ("metal", 128))
 
 
 def _silu_gate(x, a, b):

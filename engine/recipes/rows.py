@@ -101,8 +101,8 @@ def _columns(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
     block, unroll = [1] * len(facts.axes), [1] * len(facts.axes)
     for a in kinds:
         block[a] = unroll[a] = facts.extent(a)
-    chains = len(facts.reductions) * prod(unroll)
-    unroll[vector] = _beside(facts, vector, max(1, CHAINS // chains), target)
+    most = max(1, CHAINS // len(facts.reductions))  # of each kind: what is read together counts
+    unroll[vector] = _beside(facts, vector, most, target)
     block[vector] = unroll[vector] * target.lanes
     order = (*(a for a in range(len(block)) if a != vector), vector)
     return Plan("columns", tuple(block), tuple(unroll), order, vector, target.lanes)

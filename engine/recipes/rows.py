@@ -83,18 +83,26 @@ def _across(
 
 
 def _columns(kernel: Kernel, facts: Facts, target: Target) -> Plan | None:
-    """Sums over columns, where no operand serves two outputs: a contraction has more to gain."""
+    """Sums over columns, where no operand serves two outputs: a contraction has more to gain.
+
+    But sums of several functions of the same numbers are made together.
+    """
     wide = [a for a, var in enumerate(facts.axes) if var is not None]
+    kinds = [a for a in wide[:-1] if facts.axes[a] in facts.counted and facts.extent(a) <= BESIDE]
     loops = {var for _, _, inner in facts.reductions for var in inner}
     for load in facts.loads:
         moves = variables(load.index)
-        if not moves.isdisjoint(loops) and not all(facts.axes[a] in moves for a in wide):
+        needed = [facts.axes[a] for a in wide if a not in kinds]
+        if not moves.isdisjoint(loops) and not moves.issuperset(needed):
             return None
     vector = _contiguous(facts, wide[-1:], facts.loads, target)
     if vector is None:
         return None
     block, unroll = [1] * len(facts.axes), [1] * len(facts.axes)
-    unroll[vector] = _beside(facts, vector, max(1, CHAINS // len(facts.reductions)), target)
+    for a in kinds:
+        block[a] = unroll[a] = facts.extent(a)
+    most = max(1, CHAINS // len(facts.reductions))  # of each kind: what is read together counts
+    unroll[vector] = _beside(facts, vector, most, target)
     block[vector] = unroll[vector] * target.lanes
     order = (*(a for a in range(len(block)) if a != vector), vector)
     return Plan("columns", tuple(block), tuple(unroll), order, vector, target.lanes)

@@ -27,7 +27,7 @@ INTS = SIGNED + UNSIGNED
 EPSILON = {dt.float32: 2.0**-24, dt.float16: 2.0**-11, dt.bfloat16: 2.0**-8}
 
 
-def property_test(reference: int = 60, opencl: int = 15, many: int = 300) -> Callable:
+def property_test(reference: int = 60, opencl: int = 10, many: int = 300) -> Callable:
     """Run `check(device, data)` on drawn examples, on each device.
 
     The default run draws the same examples every time, few of them on OpenCL, where each new

@@ -150,7 +150,7 @@ def convolve(x: np.ndarray, w: np.ndarray, case: Case) -> np.ndarray:
     return out.reshape(b, w.shape[0], *out.shape[3:])
 
 
-@property_test(reference=80, opencl=30)
+@property_test(reference=80, opencl=20)
 def test_conv2d(device: str, data: st.DataObject) -> None:
     case = data.draw(cases())
     r = rng(data)

@@ -6,6 +6,7 @@ Nothing is rounded before the sums, so there is one tolerance: float32 sums in a
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product as product_of
 
 import numpy as np
 import pytest
@@ -36,12 +37,31 @@ from tests.engine.intrinsics import (
 from tests.engine.kernels import cpu
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+FLOATS = (dt.float32, dt.float16, dt.bfloat16)
+SIZES = ((16, 16), (50, 40), (129, 67))  # columns, depth
 
 
 @pytest.fixture(params=[16, 8, 4], ids=["16 lanes", "8 lanes", "4 lanes"])
 def lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """The device as one with vectors of so many lanes."""
     return with_lanes(request.param, monkeypatch)
+
+
+def each_width(names: str, *axes: tuple) -> Callable:
+    """Every combination of `axes`, which are the arguments `names`, on vectors of every width.
+
+    By default those of 8 and of 4 lanes share them, as the fields of a chessboard: each meets
+    every value, and no kernel is compiled for both. The `slow` run does what is left.
+    """
+    cases = []
+    for places in product_of(*(range(len(axis)) for axis in axes)):
+        values = [axis[place] for axis, place in zip(axes, places)]
+        name = "-".join(str(value) for value in values)
+        for lanes in (16, 8, 4):
+            left = lanes == (4, 8)[sum(places) % 2]
+            marks = [pytest.mark.slow] if left else []
+            cases.append(pytest.param(lanes, *values, id=f"{lanes} lanes-{name}", marks=marks))
+    return pytest.mark.parametrize(f"lanes,{names}", cases, indirect=["lanes"])
 
 
 def weight(dtype: dt.DType, *shape: int, number: int = 0) -> Tensor:
@@ -90,11 +110,11 @@ def test_products_of_activations(lanes: int) -> None:
     _check_activations()
 
 
-@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.bfloat16], ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(16, 16), (50, 40), (129, 67)])
+@each_width("dtype,size", FLOATS, SIZES)
 def test_any_number_of_rows_times_a_weight(
-    lanes: int, dtype: dt.DType, columns: int, depth: int
+    lanes: int, dtype: dt.DType, size: tuple[int, int]
 ) -> None:
+    columns, depth = size
     recipe = Recipe(lambda x, m: x[:m] @ w.transpose(), "f32", m=(0, 70))
     w = weight(dtype, columns, depth)
     x = normal(70, depth)
@@ -102,14 +122,14 @@ def test_any_number_of_rows_times_a_weight(
         recipe(x, m=rows).used(RegisterTile).close(SAME_NUMBERS, SAME_NUMBERS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each_width("name", FORMATS)
 def test_many_rows_times_a_quantised_weight(lanes: int, name: str) -> None:
     for columns, depth, rows in ((50, 64, 17), (33, 160, 70)):
         answers = Recipe(product(quantised(name, columns, depth)), "f32")(normal(rows, depth))
         answers.used(RegisterTile).close(SAME_NUMBERS, SAME_NUMBERS)
 
 
-@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.bfloat16], ids=str)
+@each_width("dtype", FLOATS)
 def test_a_weight_on_the_left(lanes: int, dtype: dt.DType) -> None:
     """Lying in rows it is read as it is; otherwise it becomes the right factor."""
     w = weight(dtype, 50, 40)
@@ -144,9 +164,9 @@ def test_windows_are_not_stored_for_a_product(lanes: int) -> None:
 # --- few rows --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.bfloat16], ids=str)
-@pytest.mark.parametrize(("columns", "depth"), [(16, 16), (50, 40), (129, 67)])
-def test_few_rows_times_a_weight(lanes: int, dtype: dt.DType, columns: int, depth: int) -> None:
+@each_width("dtype,size", FLOATS, SIZES)
+def test_few_rows_times_a_weight(lanes: int, dtype: dt.DType, size: tuple[int, int]) -> None:
+    columns, depth = size
     most = gemv.TOGETHER[lanes] if dtype is dt.float32 else gemv.MOST
     recipe = Recipe(lambda x, m: x[:m] @ w.transpose(), "f32", m=(0, most))
     w = weight(dtype, columns, depth)
@@ -156,14 +176,14 @@ def test_few_rows_times_a_weight(lanes: int, dtype: dt.DType, columns: int, dept
     Recipe(product(w), "f32")(x[:1]).used(Stream).close(SAME_NUMBERS, SAME_NUMBERS)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@each_width("name", FORMATS)
 def test_few_rows_times_a_quantised_weight(lanes: int, name: str) -> None:
     for columns, depth, rows in ((50, 64, 1), (33, 160, 7), (16, 32, 16)):
         answers = Recipe(product(quantised(name, columns, depth)), "f32")(normal(rows, depth))
         answers.used(Stream).close(SAME_NUMBERS, SAME_NUMBERS)
 
 
-@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.bfloat16], ids=str)
+@each_width("dtype", FLOATS)
 def test_one_row_for_each_of_a_batch_of_weights(lanes: int, dtype: dt.DType) -> None:
     w = weight(dtype, 3, 40, 70)
     answers = Recipe(lambda x: x @ w, "f32")(normal(3, 1, 40))
@@ -173,8 +193,7 @@ def test_one_row_for_each_of_a_batch_of_weights(lanes: int, dtype: dt.DType) -> 
 # --- both ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 2, 40])
-@pytest.mark.parametrize("dtype", [dt.float32, dt.float16, dt.bfloat16], ids=str)
+@each_width("rows,dtype", (1, 2, 40), FLOATS)
 def test_what_is_not_finite_stays_in_its_row(lanes: int, rows: int, dtype: dt.DType) -> None:
     """Also where a row is read to the end of a block of 32, and where rows are fewer than tiles."""
     x = random(rows + 2, 40)
@@ -200,7 +219,7 @@ def test_gate_and_bias_are_in_the_kernel_of_the_products(lanes: int, rows: int) 
     assert answers.fused()
 
 
-@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "Q4_1"])
+@each_width("name", ("float32", "float16", "bfloat16", "Q4_1"))
 def test_many_rows_and_one_read_the_same_copy_of_a_weight(lanes: int, name: str) -> None:
     w = quantised(name, 50, 64) if name == "Q4_1" else weight(dt.BY_NAME[name], 50, 64)
     (storage,) = {n.arg[0] for n in toposort([w.node]) if n.op is Op.BUFFER}

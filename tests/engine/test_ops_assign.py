@@ -72,7 +72,7 @@ def test_a_value_broadcasts_and_casts_into_the_view(device: str, data: st.DataOb
     same(x, a)
 
 
-@property_test(reference=100, opencl=20)
+@property_test(reference=100, opencl=13)
 def test_a_read_from_before_a_write_never_sees_it(device: str, data: st.DataObject) -> None:
     """Realized with the write, or before it, the old values; after it, an error but no new ones."""
     x, a = buffer(data, device)
@@ -162,7 +162,7 @@ def test_writing_with_a_step_or_an_index_tensor_is_refused(device: str) -> None:
         x[Tensor([0, 1], device=device)] = 1
 
 
-@property_test(reference=60, opencl=15)
+@property_test(reference=60, opencl=10)
 def test_several_outputs_share_their_work(device: str, data: st.DataObject) -> None:
     a = small(rng(data), data.draw(shapes(max_rank=2, min_side=1)) + (6,))
     x = tensor(a, device)

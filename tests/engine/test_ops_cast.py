@@ -26,7 +26,7 @@ from tests.engine.oracle import (
 ANY = (*FLOATS, *INTS, dt.bool_)
 
 
-@property_test(reference=120, opencl=30)
+@property_test(reference=120, opencl=20)
 def test_small_whole_numbers_survive_any_cast(device: str, data: st.DataObject) -> None:
     first, second = (data.draw(st.sampled_from(ANY)) for _ in range(2))
     a = np.abs(small(rng(data), data.draw(shapes()), dt.float32)).astype(np.float32)
@@ -34,7 +34,7 @@ def test_small_whole_numbers_survive_any_cast(device: str, data: st.DataObject) 
     same(tensor(a, device, first).cast(second), numpy_cast(a, second), second)
 
 
-@property_test(opencl=30)
+@property_test(opencl=20)
 def test_integers_wrap_around(device: str, data: st.DataObject) -> None:
     first, second = (data.draw(st.sampled_from(INTS)) for _ in range(2))
     a = wide(rng(data), data.draw(shapes()), first)
@@ -112,7 +112,7 @@ def test_every_bfloat16_value_is_read_exactly(device: str) -> None:
     same(got, want, dt.bfloat16)
 
 
-@property_test(opencl=25)
+@property_test(opencl=16)
 def test_bitcast_reinterprets(device: str, data: st.DataObject) -> None:
     """Same size: same shape. Other sizes: the last axis scales, little-endian."""
     types = (dt.float32, dt.float16, *INTS)

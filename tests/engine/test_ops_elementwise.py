@@ -107,7 +107,7 @@ def test_integer_division_and_modulo_floor(device: str, data: st.DataObject) -> 
     same(x % y, a % b)
 
 
-@property_test(opencl=16)
+@property_test(opencl=10)
 def test_division_and_modulo_by_a_constant_floor(device: str, data: st.DataObject) -> None:
     """A constant divisor may become shifts or multiplications: those must floor as well."""
     dtype = data.draw(st.sampled_from(INTS))
@@ -218,7 +218,7 @@ UNARY = {
 }
 
 
-@property_test(opencl=30)
+@property_test(opencl=20)
 def test_unary_functions(device: str, data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(UNARY)))
     function, low, high, rtol, atol = UNARY[name]

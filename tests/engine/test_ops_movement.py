@@ -113,14 +113,14 @@ def start(data: st.DataObject, device: str, types: tuple = (dt.float32,)) -> tup
     return tensor(a, device, dtype), a, dtype
 
 
-@property_test(reference=200, opencl=25)
+@property_test(reference=200, opencl=16)
 def test_chain_of_views(device: str, data: st.DataObject) -> None:
     x, a, dtype = start(data, device, (*FLOATS, *INTS, dt.bool_))
     x, a = chain(data, x, a, MOVES)
     same(x, a, dtype)
 
 
-@property_test(reference=200, opencl=25)
+@property_test(reference=200, opencl=16)
 def test_views_between_elementwise_work(device: str, data: st.DataObject) -> None:
     x, a, dtype = start(data, device, (dt.float32, dt.int32, dt.uint8))
     x, a = chain(data, x, a, [*MOVES, add_one, add_one, realize, contiguous], longest=8)
@@ -128,7 +128,7 @@ def test_views_between_elementwise_work(device: str, data: st.DataObject) -> Non
     same(x * 2 + y, a * np.array(2, a.dtype) + b, dtype)
 
 
-@property_test(reference=200, opencl=25)
+@property_test(reference=200, opencl=16)
 def test_views_between_reductions(device: str, data: st.DataObject) -> None:
     x, a, dtype = start(data, device)
     x, a = chain(data, x, a, [*MOVES, add_one, sum_one_axis, sum_one_axis], longest=8)
@@ -136,7 +136,7 @@ def test_views_between_reductions(device: str, data: st.DataObject) -> None:
     same(x, a, dtype)
 
 
-@property_test(reference=100, opencl=15)
+@property_test(reference=100, opencl=10)
 def test_two_chains_over_one_buffer(device: str, data: st.DataObject) -> None:
     x, a, _ = start(data, device)
     y, b = chain(data, x, a, [*MOVES, add_one])
@@ -145,7 +145,7 @@ def test_two_chains_over_one_buffer(device: str, data: st.DataObject) -> None:
     same(y.flatten() + z.flatten().sum(), b.reshape(-1) + c.sum(dtype=np.float32))
 
 
-@property_test(reference=150, opencl=20)
+@property_test(reference=150, opencl=13)
 def test_indexing(device: str, data: st.DataObject) -> None:
     a = small(rng(data), data.draw(shapes(max_side=5, min_side=1)))
     key: list = []
@@ -163,7 +163,7 @@ def test_indexing(device: str, data: st.DataObject) -> None:
     same(tensor(a, device)[tuple(key)], a[tuple(key)])
 
 
-@property_test(reference=100, opencl=20)
+@property_test(reference=100, opencl=13)
 def test_gather_along_an_axis(device: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from((*FLOATS, dt.int32, dt.uint8)))
     a = small(rng(data), data.draw(shapes(max_rank=3, max_side=5, min_side=1)) + (4,), dtype)
@@ -178,7 +178,7 @@ def test_gather_along_an_axis(device: str, data: st.DataObject) -> None:
     same(got, a[(*key, index)], dtype)
 
 
-@property_test(reference=60, opencl=15)
+@property_test(reference=60, opencl=10)
 def test_gather_from_a_computed_table_with_computed_ids(device: str, data: st.DataObject) -> None:
     """As an embedding over quantised rows: both sides are expressions, not buffers."""
     r = rng(data)
@@ -195,7 +195,7 @@ def test_gather_from_a_computed_table_with_computed_ids(device: str, data: st.Da
     same(x[ids].sum(-1), want[len(table) - 1 - index].sum(-1))
 
 
-@property_test(reference=100, opencl=20)
+@property_test(reference=100, opencl=13)
 def test_cat_and_stack(device: str, data: st.DataObject) -> None:
     r = rng(data)
     types = (dt.float32, dt.int32, dt.uint8, dt.bool_)
@@ -213,7 +213,7 @@ def test_cat_and_stack(device: str, data: st.DataObject) -> None:
     same(Tensor.stack(*(tensor(p, device) for p in equal), axis=axis), np.stack(equal, axis))
 
 
-@property_test(reference=60, opencl=12)
+@property_test(reference=60, opencl=8)
 def test_cat_of_views_then_reduce(device: str, data: st.DataObject) -> None:
     r = rng(data)
     a, b = small(r, (4, 5)), small(r, (5, 3))

@@ -270,6 +270,6 @@ def test_leaving_while_kernels_run_does_not_crash() -> None:
 
 
 def test_an_unknown_device_is_a_usage_error() -> None:
-    with pytest.raises(DeviceError, match="there are cuda, opencl, reference") as caught:
+    with pytest.raises(DeviceError, match="there are cuda, metal, opencl, reference") as caught:
         get_device("cpu")
     assert caught.value.exit_code == 2

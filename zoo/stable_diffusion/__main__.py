@@ -92,9 +92,7 @@ def _preview_of(arguments: argparse.Namespace, taken: Sequence[Path]) -> tuple[P
 def _load(arguments: argparse.Namespace) -> StableDiffusion:
     from zoo import stable_diffusion
 
-    if arguments.model == flags.TINY:
-        cli.note(flags.HINT)
-    return cli.load(
+    model = cli.load(
         stable_diffusion.load,
         arguments,
         loras=arguments.lora,
@@ -102,6 +100,9 @@ def _load(arguments: argparse.Namespace) -> StableDiffusion:
         taesd_file=arguments.taesd,
         taesd_preview_only=arguments.taesd_preview_only,
     )
+    if arguments.model == flags.TINY:
+        cli.note(flags.HINT)
+    return model
 
 
 class _Screen:

@@ -47,6 +47,12 @@ def test_without_a_model_it_draws_an_emoji_says_so_and_repeats_it(tmp_path) -> N
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
+def test_of_a_device_that_is_not_there_it_says_just_that(tmp_path) -> None:
+    done = draw(tmp_path, "a.png", "--device", "abacus")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert "no device 'abacus'" in done.stderr
+
+
 def test_it_comes_with_the_package_and_its_licence() -> None:
     assert weights.fetch("emoji") == FOLDER
     files = [path for path in FOLDER.rglob("*") if path.is_file()]

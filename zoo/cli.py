@@ -321,7 +321,7 @@ def user_errors() -> tuple[type[BaseException], ...]:
 def describe(error: BaseException) -> str:
     """What a user's mistake was, on one line, with the file it is about."""
     if isinstance(error, MemoryError):
-        return "out of memory; a smaller --ctx or a smaller model needs less"
+        return "out of memory; a smaller model, context, picture or input needs less"
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return one_line(f"{where}{error.strerror}")

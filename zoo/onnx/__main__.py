@@ -156,7 +156,11 @@ def _array(file: Path) -> np.ndarray:
     from weights.mapped import open_file
     from zoo.errors import UserError
 
-    open_file(file).close()  # a pipe would be waited for
+    with open_file(file) as opened:  # a pipe would be waited for
+        if opened.read(4) == b"PK\x03\x04":
+            raise UserError(
+                f"{file}: not an array of numpy.save but an .npz; save one of its arrays"
+            )
     try:
         return np.array(np.lib.format.open_memmap(file, mode="r"))
     except (ValueError, OverflowError, EOFError, TokenError, RecursionError) as error:

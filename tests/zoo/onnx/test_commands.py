@@ -120,7 +120,7 @@ def test_an_input_is_not_believed_what_it_says(capsys, content: bytes) -> None:
 def test_an_archive_or_a_pipe_is_no_array(capsys) -> None:
     np.savez("many.npz", x=np.ones((1, 2), np.float32))
     os.mkfifo("pipe.npy")
-    for name, problem in (("many.npz", "not an array"), ("pipe.npy", "neither a file nor")):
+    for name, problem in (("many.npz", "but an .npz"), ("pipe.npy", "neither a file nor")):
         assert main(["run", "model.onnx", "-i", f"x={name}", *DEVICE]) == 1
         assert problem in capsys.readouterr().err
 

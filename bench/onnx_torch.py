@@ -66,6 +66,16 @@ class Net:
             factors = [float(f) for f in arrays[inputs[2]][2:]]
             function = lambda x: F.interpolate(x, scale_factor=factors)  # noqa: E731
             inputs = inputs[:1]
+        elif node.op == "ReduceMean":  # axes are an attribute before opset 18, then an input
+            axes = arrays[inputs[1]] if len(inputs) > 1 else node.attributes.get("axes", ())
+            axes = [int(axis) for axis in axes] or None
+            keep = bool(node.attributes.get("keepdims", 1))
+            function, inputs = (lambda x: x.mean(axes, keepdim=keep)), inputs[:1]
+        elif node.op == "Reshape":
+            if inputs[1] not in arrays or 0 in arrays[inputs[1]]:
+                raise NotImplementedError("a Reshape to sizes that depend on the input")
+            shape = [int(n) for n in arrays[inputs[1]]]
+            function, inputs = (lambda x: x.reshape(shape)), inputs[:1]
         return function, tuple(name for name in inputs if name), node.outputs
 
 
@@ -113,12 +123,15 @@ OPERATORS: dict[str, Callable[[Attributes], Callable[..., Any]]] = {
     "Div": lambda a: torch.div,
     "Elu": lambda a: lambda x: F.elu(x, a.get("alpha", 1.0)),
     "Flatten": lambda a: lambda x: x.flatten(a.get("axis", 1)),
+    "Gelu": lambda a: lambda x: F.gelu(x, approximate=a.get("approximate", "none")),
     "Gemm": _gemm,
     "GlobalAveragePool": lambda a: lambda x: F.adaptive_avg_pool2d(x, 1),
     "HardSigmoid": _hard_sigmoid,
     "HardSwish": lambda a: F.hardswish,
     "Mul": lambda a: torch.mul,
+    "ReduceMean": lambda a: torch.mean,
     "Relu": lambda a: F.relu,
+    "Reshape": lambda a: torch.reshape,
     "Resize": lambda a: F.interpolate,
     "Sigmoid": lambda a: torch.sigmoid,
     "Split": lambda a: lambda x: x.chunk(3, a.get("axis", 0)),

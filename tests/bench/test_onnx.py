@@ -81,3 +81,20 @@ def test_eager_torch_runs_the_same_network(arguments: argparse.Namespace) -> Non
     assert "hardswish" in {getattr(function, "__name__", "") for function, _, _ in net.calls}
     for name, ours in load(arguments.model).run({"x": x}).items():
         np.testing.assert_allclose(net({"x": x})[name], ours, atol=1e-5)  # 1e-6 of some sums
+
+
+@pytest.mark.peers
+def test_eager_torch_runs_what_pytorch_exports_at_the_end_of_a_network(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from bench.onnx_torch import Net
+
+    net = driving.Builder()
+    net.weights |= {"axes": np.array([-1, -2]), "shape": np.array([1, 8])}
+    mean = net.add("ReduceMean", f"{net.add('Gelu', net.conv('x', 3, 8, 3))} axes", keepdims=1)
+    y = net.add("Reshape", f"{mean} shape")
+    inputs, outputs = [b.value("x", (1, 3, "h", "w"))], [b.value(y, (1, 8))]
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b.model(b.graph(net.nodes, inputs, outputs, **net.weights), opset=20))
+    x = np.random.default_rng(0).standard_normal((1, 3, 16, 12)).astype(np.float32)
+    theirs, ours = Net(path, torch.channels_last)({"x": x}), load(path).run({"x": x})
+    np.testing.assert_allclose(theirs[y], ours[y], atol=1e-6)
